@@ -5,8 +5,19 @@ import io
 import numpy as np
 import pytest
 
-from multigrid import ClipRequest, Shown, Video, Window, stream
+from multigrid import (
+    ClipRequest,
+    Shape,
+    Shown,
+    SteppedRate,
+    Video,
+    Window,
+    make_schedule,
+    stream,
+)
+from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.plan import clips_picture
 from slowfast_patches.plan.clips_picture import _draw, clips_figure
 from slowfast_patches.plan.recipe_schedule import schedule_of
 from slowfast_patches.utils.pictures import new_figure
@@ -85,3 +96,45 @@ def test_frames_of_a_clip_are_drawn_side_by_side_as_the_network_sees_them():
     assert np.asarray(axes.images[1].get_array())[0, :, 0].tolist() == [0, 1]
     first, _, second = axes.get_xlabel().partition("\n")
     assert (first, second) == ("a" * 40 + ",…", "")
+
+
+class Videos:
+    """Data set of grey clips. Video 1 cannot be read."""
+
+    def __init__(self, views: int) -> None:
+        self.videos = range(5)
+        self.views = views
+        self.asked = list[object]()
+
+    def __len__(self) -> int:
+        return 5 * self.views
+
+    def __getitem__(self, request: ClipRequest | int) -> dict[str, object]:
+        self.asked.append(request)
+        video = request // self.views if isinstance(request, int) else request.video
+        item = {"clip": np.full((2, 4, 4, 3), video, np.uint8), "flip": False, "label": video}
+        return item | {"unread": True} if video == 1 else item
+
+
+@pytest.mark.parametrize("names", [None, ["zero", "one", "two", "three", "four"]])
+def test_rows_have_titles_and_clips_have_their_classes(monkeypatch, names):
+    """Of five videos with two views, the evaluation shows the first view of 0, 2 and 4."""
+    made = {"train": Videos(1), "val": Videos(2)}
+    monkeypatch.setattr(clips_picture, "build_dataset", lambda recipe, split: made[split])
+    monkeypatch.setattr(clips_picture, "class_names", lambda recipe: names)
+    rate = SteppedRate((1.0,), (0.1,))
+    schedule = make_schedule(Shape(4, 8, 16), 5, rate, cycles=None, bn_group_size=None)
+    figure = clips_figure(default_recipe().replaced({"RNG_SEED": 3}), schedule)
+    assert figure.get_suptitle().startswith("up to 4 frames of each clip")
+    assert tuple(figure.get_size_inches()) == pytest.approx((3 * 4.2 + 1, 2 * 1.5))
+    titles = [axes.get_ylabel() for axes in figure.axes]
+    size = "8 frames\n16² pixels"
+    assert titles == [f"4 clips\n{size}", "", "", f"evaluation\n{size}", "", ""]
+    assert made["val"].asked == [0, 4, 8]
+    first = [ClipRequest(*each, Shape(4, 8, 16), 0) for each in stream(3, 5, 0, 3)]
+    assert made["train"].asked == first
+    shown = [request.video for request in first] + [0, 2, 4]
+    captions = [names[n] if names else f"class {n}" for n in shown]
+    captions = [c if n != 1 else "unreadable video" for n, c in zip(shown, captions, strict=True)]
+    assert [axes.get_xlabel().strip() for axes in figure.axes] == captions
+    assert not any(axes.get_frame_on() or len(axes.get_xticks()) for axes in figure.axes)

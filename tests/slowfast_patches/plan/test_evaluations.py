@@ -89,6 +89,7 @@ def test_stages_evaluate_by_phases_like_the_long_cycle(schedule: Schedule):
         ({}, 6 * 14),
         # Precise BN on 2 mini-batches of 8 clips before each.
         ({"BN.USE_PRECISE_STATS": True, "BN.NUM_BATCHES_PRECISE": 2}, 6 * (14 + 16)),
+        ({"BN.USE_PRECISE_STATS": True, "BN.NUM_BATCHES_PRECISE": 1}, 6 * (14 + 8)),
         # No more mini-batches than the 136 videos have, 17.
         ({"BN.USE_PRECISE_STATS": True, "BN.NUM_BATCHES_PRECISE": 900}, 6 * (14 + 136)),
         # The average of the weights is evaluated as well.

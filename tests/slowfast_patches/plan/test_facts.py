@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -197,6 +198,8 @@ def test_videos_are_looked_at_if_their_clips_are_asked_for(tmp_path, monkeypatch
     found = facts.facts_of_split(own, "train", dataset if is_given else None, clips)
     assert built == ([(own, "train")] if clips and not is_given else [])
     assert found["facts"]["train_list"]["videos"] == 3
+    assert found["facts"]["train_list"]["labels"] == digest_of(b"0\n" * 3)
+    assert len(found["facts"]["train_list"]["names"]) == 16
     clip_fact = {"readable": 2, "content": "frames"}
     assert found["facts"].get("train_clips") == (clip_fact if clips else None)
     assert found["remarks"] == ({"train_times": "modified"} if clips else {})
@@ -314,6 +317,14 @@ def test_keys_without_effect_are_left_out():
     assert [name for name in untested if name.startswith("TEST.")] == ["TEST.ENABLE"]
     assert "TEST.CHECKPOINT_FILE_PATH" in effective_keys(recipe(TRAIN__ENABLE=False))
     assert "OUTPUT_DIR" not in both
+
+
+def test_keys_that_a_model_does_not_use_are_left_out(monkeypatch):
+    own = recipe()
+    spec = replace(own.model.spec, without_effect={"MODEL.DROPOUT_RATE": "it has no dropout"})
+    assert "MODEL.DROPOUT_RATE" in effective_keys(own)
+    monkeypatch.setattr(type(own.model), "spec", spec)
+    assert "MODEL.DROPOUT_RATE" not in effective_keys(own)
 
 
 def test_a_part_of_a_stored_identity_may_be_missing():

@@ -96,6 +96,10 @@ def test_a_short_cycle_and_a_given_time_by_hand(plan_json, short_cycle_recipe):
 
 def test_the_text_has_a_row_for_each_phase_the_totals_and_a_warning_of_a_short_end():
     text = format_plan(Plan(long_cycle(136), lambda frames, crop: 1e9))
+    head, _, first, *_ = text.splitlines()
+    assert first.index("64×4×45²") == head.index("shapes"), "texts are aligned at the left"
+    assert first.index(" 2.82") + 5 == head.index("epochs") + 6, "numbers end with their header"
+    assert first[: head.index("iterations") + 10].endswith(" 6")
     rows = [line.split() for line in text.splitlines()]
     assert rows[2] == ["1", "1", "64×4×45²", "6", "2.82", "0.8", "8", "8.00", "–"]
     assert rows[6][:3] == ["5", "2", "fine-tuning"]

@@ -44,14 +44,14 @@ def mean_of(values: Iterable[float]) -> Mean | None:
 
 
 def format_count(value: float) -> str:
-    """Format a count, such as `112,000`. Format fractions below 1000 with three digits: `12.3`."""
-    return f"{value:,.0f}" if value >= 1000 or value == round(value) else f"{value:.3g}"
+    """Format a count, such as `112,000`. Format fractions below 100 with three digits: `12.3`."""
+    return f"{value:,.0f}" if value >= 100 or value == round(value) else f"{value:.3g}"
 
 
 def format_flops(flops: float) -> str:
     """Format a number of FLOPs with three digits and an SI prefix, such as `1.25 EFLOP`."""
     power = min(int(math.log10(flops) // 3), len(_PREFIXES) - 1) if flops >= 1 else 0
-    return f"{flops / 1000**power:.3g} {_PREFIXES[power]}FLOP"
+    return f"{format_count(flops / 1000**power)} {_PREFIXES[power]}FLOP"
 
 
 def shorten_list(items: Sequence[object], named: int = 3) -> str:

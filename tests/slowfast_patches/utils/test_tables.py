@@ -32,7 +32,9 @@ def test_means_and_standard_deviations():
         (7, "7"),
         (7.0, "7"),
         (1000.4, "1,000"),
-        (999.5, "1e+03"),
+        (99.4, "99.4"),
+        (99.96, "100"),
+        (999.6, "1,000"),
     ],
 )
 def test_counts(value, text):
@@ -49,7 +51,9 @@ def test_counts(value, text):
         (1000, "1 kFLOP"),
         (1.25e18, "1.25 EFLOP"),
         (3e21, "3 ZFLOP"),
-        (4e24, "4e+03 ZFLOP"),
+        (4e24, "4,000 ZFLOP"),
+        (12.34e9, "12.3 GFLOP"),
+        (999.7e9, "1,000 GFLOP"),
     ],
 )
 def test_flops(flops, text):

@@ -82,6 +82,50 @@ def test_code_of_a_user_that_we_call_is_named_with_its_line(function, role):
     assert "Correct this code" in said
 
 
+FILES = {
+    "u": "/home/me/train.py",
+    "h": "/home/me/hooks.py",
+    "o": blame.__file__,
+    "l": traceback.__file__,
+}
+
+
+@pytest.mark.usefixtures("_roles")
+@pytest.mark.parametrize(
+    ("frames", "told"),
+    [
+        ("u", "code: /home/me/train.py, line 1. Correct"),
+        ("ul", "code: /home/me/train.py, line 1. Correct"),
+        ("uo", f"KeyError in {blame.__file__}, line 2. This is a bug"),
+        ("uol", f"KeyError in {blame.__file__}, line 2. This is a bug"),
+        ("l", "KeyError. This is a bug"),
+        ("uoh", "code: /home/me/hooks.py, line 3. Correct"),
+        ("uohl", "code: /home/me/hooks.py, line 3. Correct"),
+        # A hook that calls the package wrongly is looked at first.
+        ("uoho", "code: /home/me/hooks.py, line 3. Correct"),
+        ("oho", "code: /home/me/hooks.py, line 2. Correct"),
+        ("ohhl", "code: /home/me/hooks.py, line 3. Correct"),
+    ],
+)
+def test_the_innermost_code_that_the_package_has_called_is_named(monkeypatch, frames, told):
+    places = [blame.Place(FILES[letter], n, "f") for n, letter in enumerate(frames, 1)]
+    monkeypatch.setattr(blame, "places_of", lambda error: places)
+    assert told in where_to_look(KeyError("x"))
+
+
+@pytest.mark.usefixtures("_roles")
+def test_a_method_of_a_registered_class_has_its_role():
+    register_role("data set", "mine", Clips)
+    assert "in your data set 'mine' of" in where_to_look(called_by_us(Clips().__getitem__))
+
+
+def test_code_outside_of_functions_has_no_role():
+    """In the traceback of another process, line 1 of this file is its docstring."""
+    text = REMOTE.replace("LINE", "1").replace("in after", "in <module>")
+    error = ValueError(f"Caught KeyError in worker 0.\nOriginal {text.strip()}\nKeyError: x")
+    assert f"in your code of the module {__name__}: {__file__}, line 1." in where_to_look(error)
+
+
 @dataclass
 class Spec:
     name: str

@@ -60,6 +60,7 @@ class Event:
     def __init__(self, time, done):
         self.time, self.done = time, done
         self.at = time.now
+        self.is_known = False
 
     def query(self):
         return self.time.now >= self.done
@@ -68,9 +69,10 @@ class Event:
         self.at = self.time.now
 
     def synchronize(self):
-        pass
+        self.is_known = True
 
     def elapsed_time(self, other):
+        assert other.is_known, "the times of events are not known before"
         return 1000 * (other.at - max(self.at, self.done))
 
 

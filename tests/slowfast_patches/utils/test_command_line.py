@@ -142,6 +142,30 @@ def test_a_closed_pipe_is_no_error():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+def test_whether_the_reader_of_a_pipe_is_gone():
+    reader, writer = os.pipe()
+    assert not command_line_module._is_closed(writer)
+    os.close(reader)
+    assert command_line_module._is_closed(writer)
+    os.close(writer)
+
+
+def test_a_tool_whose_output_is_cut_off_ends_without_a_message(monkeypatch, capsys):
+    """Python flushes its output once more at the end, which must not fail."""
+    moved = list[tuple[str, int]]()
+    monkeypatch.setattr(command_line_module, "_is_closed", lambda number: number == 1)
+    monkeypatch.setattr(command_line_module.os, "open", lambda path, mode: path)
+    monkeypatch.setattr(command_line_module.os, "dup2", lambda *given: moved.append(given))
+
+    @tool
+    def main():
+        raise BrokenPipeError("of the output")
+
+    assert main() == 1
+    assert moved == [(os.devnull, 1)]
+    assert capsys.readouterr() == ("", "")
+
+
 SIGNALLED = """
 import os, signal, sys
 from slowfast_patches.utils.command_line import start_program

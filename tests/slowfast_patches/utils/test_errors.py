@@ -103,6 +103,17 @@ def test_of_an_error_in_a_worker_the_last_line_counts():
     assert explain_machine_error(RuntimeError(f"{text}{full}\n{other}")) == ""
 
 
+@pytest.mark.parametrize("kind", [UserError, RunError])
+def test_a_mistake_in_a_worker_is_told_without_its_traceback(kind):
+    """torch raises the error of a worker again, with the traceback in place of its message."""
+    said = "a.csv has no videos.\nGive another list."
+    name = f"{kind.__module__}.{kind.__name__}"
+    above = "Caught X in DataLoader worker process 0.\nOriginal Traceback (most recent call last):"
+    assert str(kind(f"{above}\n  File 'x'\n{name}: {said}\n")) == said
+    assert str(kind(f"{above}\n  File 'x'\n{kind.__name__}: {said}\n")) == said
+    assert str(kind(f"{name}: {said}")) == f"{name}: {said}"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

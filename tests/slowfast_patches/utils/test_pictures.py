@@ -16,6 +16,7 @@ def test_panels_are_in_rows_and_share_their_axes():
     assert not panels[0].get_shared_x_axes().joined(panels[0], panels[1])
     assert panels[0].get_shared_y_axes().joined(panels[0], panels[1])
     assert not panels[0].spines["top"].get_visible()
+    assert all(axes.get_axisbelow() is True for axes in panels), "curves are above the grid"
     one = new_figure(2, 4, 3, ratios=[3.0, 1.0])[1]
     assert not one[0].get_shared_y_axes().joined(one[0], one[1])
     assert one[0].get_subplotspec().get_gridspec().get_height_ratios() == [3.0, 1.0]

@@ -5,6 +5,7 @@ import signal
 import threading
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -139,3 +140,14 @@ def test_a_worker_ends_only_if_its_parent_sends_the_signal(monkeypatch):
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     assert waited == [{TERM}] * 3
+
+
+def test_a_worker_ends_although_a_thread_waits_for_signals(monkeypatch):
+    made = mock.Mock()
+    monkeypatch.setattr(signals.threading, "Thread", made)
+    try:
+        leave_to_parent(0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    assert made.call_args.kwargs["daemon"] is True
+    made.return_value.start.assert_called_once_with()

@@ -251,8 +251,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "a.txt"
     write_text(path, "first \udcff")
     assert path.read_bytes() == b"first \\udcff"
-    with pytest.raises(OSError, match="half"), atomic_write(path) as file:
+    with pytest.raises(OSError, match="half") as caught, atomic_write(path) as file:
         raise OSError(28, "half")
+    assert caught.value.filename == str(path), "a full disk names no file"
+    with pytest.raises(OSError, match="other") as caught, atomic_write(path) as file:
+        raise OSError(28, "half", "other")
+    assert caught.value.filename == "other"
     assert path.read_bytes() == b"first \\udcff"
     with atomic_write(path, shared=True) as file:
         assert file.name.startswith(str(path) + ".")
@@ -274,8 +278,10 @@ def test_a_file_and_its_folder_are_synced_before_and_after_the_rename(tmp_path, 
 
     monkeypatch.setattr(os, "fsync", noted_sync)
     monkeypatch.setattr(Path, "replace", lambda a, b: events.append("rename") or replace(a, b))
+    before = len(os.listdir("/proc/self/fd"))
     write_text(path, "x")
     assert events == ["sync a.txt.tmp", "rename", f"sync {tmp_path.name}"]
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_path_that_cannot_be_written_is_named(tmp_path):

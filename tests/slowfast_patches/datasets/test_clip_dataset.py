@@ -1,15 +1,21 @@
 """Clips of all data sets: frames and crops in each split, labels, and unreadable videos."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import cv2
 import numpy as np
 import pytest
+import torch
 
-from multigrid import ClipRequest, Shape
+from multigrid import ClipRequest, Sampling, SamplingOptions, Shape, Video
+from multigrid.errors import MultigridError
 from slowfast_patches.datasets import clip_dataset
 from slowfast_patches.datasets.clip_dataset import ClipDataset
 from slowfast_patches.datasets.lists.frame_list import HEADER
+from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo, ScannedVideos
+from slowfast_patches.datasets.reading.video_file import UnreadableVideoError
 from slowfast_patches.seams import ClipTransform
 from slowfast_patches.utils.errors import RunError
 from tests.slowfast_patches.datasets.made_videos import write_video
@@ -251,3 +257,168 @@ def test_the_views_of_a_test_reach_the_end_of_the_video(frames):
     data = ClipDataset.of_recipe(recipe_of(frames, *keys, dataset="charades"), "test")
     taken = [numbers(data[number]["clip"]) for number in range(3)]
     assert [(view[0], view[-1]) for view in taken] == [(0, 15), (16, 31), (32, 47)]
+
+
+# Made-up videos, of which some clips cannot be read.
+
+
+class Source(SimpleNamespace):
+    """Video of 24 frames that needs no index."""
+
+    def scanned(self) -> ScannedVideo:
+        return ScannedVideo(Kind.VIDEO, Video(24, 30.0, 96, 64), keys=np.array([0, 12]))
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Return `made_up(*bad, ...)`: a data set of four videos, and what was read in each pass.
+
+    A clip of a video is filled with the number of the video and can be read, unless `bad` has the
+    number of the video, or the number with that of a frame of the clip.
+    """
+
+    def make(*bad: object, views: tuple[int, int] = (1, 1), count: int = 4, **how: object):
+        passes = []
+
+        def read_clips(path, scanned, plans, outs):
+            number = int(path)
+            passes.append((number, len(plans)))
+            for plan, out in zip(plans, outs, strict=True):
+                frames = plan.frame_indices.tolist()
+                if number in bad or any((number, frame) in bad for frame in frames):
+                    raise UnreadableVideoError("is damaged")
+                out[:] = 10 + number
+
+        monkeypatch.setattr(clip_dataset, "read_clips", read_clips)
+        videos = [Source(path=str(number), label=number % 2) for number in range(count)]
+        sampling = Sampling(BASE, 2, (48, 48), SamplingOptions(), to_end=True)
+        data = ClipDataset(videos, None, sampling, seed=3, views=views, **how)
+        return data, passes
+
+    return make
+
+
+def test_the_clips_of_a_video_that_is_read_in_part_are_read_one_by_one(made_up):
+    """Of three views of video 1, the last one contains frame 23."""
+    data, passes = made_up((1, 23), views=(3, 1))
+    batch = data.__getitems__([2, 3, 4, 5, 6])
+    assert passes == [(0, 1), (1, 3), (1, 1), (1, 1), (1, 1), (2, 1)]
+    assert batch["videos"].tolist() == [0, 1, 1, 2]
+    assert batch["clips"][:, 0, 0, 0, 0].tolist() == [10, 11, 11, 12]
+    assert batch["failures"] == [("1", "is damaged")]
+    assert (batch["iteration"], batch["flips"].any()) == (-1, False)
+
+
+def test_an_unreadable_clip_of_evaluation_is_black_and_has_no_label(made_up):
+    data, _ = made_up(2)
+    item = data[2]
+    assert not item.pop("clip").any()
+    assert item == {
+        "flip": False,
+        "video": 2,
+        "iteration": -1,
+        "unread": True,
+        "failures": [("2", "is damaged")],
+    }
+
+
+def test_a_training_clip_is_replaced_up_to_ten_times(made_up):
+    """Only the video that was asked for is a failure."""
+    data, passes = made_up(*range(3))
+    item = data[ClipRequest(1, 5, BASE, 7)]
+    assert passes[0] == (1, 1)
+    assert passes[-1] == (3, 1)
+    assert (item["video"], item["label"], item["iteration"]) == (3, 1, 7)
+    assert item["failures"] == [("1", "is damaged")]
+    assert item["failed_epochs"] == [5]
+    fine = data[ClipRequest(3, 5, BASE, 7)]
+    assert (fine["failures"], fine["failed_epochs"]) == ([], [])
+    batch = data.__getitems__([ClipRequest(number, 5 + number, BASE, 7) for number in range(4)])
+    assert [path for path, _ in batch["failures"]] == ["0", "1", "2"]
+    assert batch["failed_epochs"] == [5, 6, 7]
+    data, passes = made_up(*range(4))
+    with pytest.raises(RunError, match=r"^10 videos in a row .* The first is 2: is"):
+        data[ClipRequest(2, 5, BASE, 7)]
+    assert len(passes) == 10
+
+
+def test_changes_are_told_the_epoch_and_the_video_that_was_asked_for(made_up):
+    seen = []
+    data, _ = made_up(1, changes=[lambda clip, *about: seen.append((int(clip.max()), *about))])
+    item = data[ClipRequest(1, 5, BASE, 7)]
+    assert seen == [(10 + item["video"], 5, 1)]
+
+
+def test_the_coverage_is_told_of_shapes_other_than_the_baseline_in_training(made_up):
+    data, _ = made_up(evaluation_crop=32)
+    assert "coverage" not in data.__getitems__([ClipRequest(0, 0, BASE, 0)])
+    for shape in (COARSE, Shape(2, 8, 32), Shape(2, 4, 48)):
+        batch = data.__getitems__([ClipRequest(number, 0, shape, 0) for number in (0, 1)])
+        assert batch["coverage"].shape == (2, 2)
+    assert "coverage" not in data.__getitems__([0, 1])  # whose crop is another as well
+
+
+def test_sides_are_those_of_the_request_or_of_the_baseline(made_up):
+    data, _ = made_up()
+    assert data[0]["clip"].shape == (8, 48, 48, 3)
+    assert data[ClipRequest(0, 0, COARSE, 0)]["clip"].shape == (2, 32, 32, 3)
+    other, _ = made_up(evaluation_crop=64)
+    assert other[0]["clip"].shape == (8, 64, 64, 3)
+
+
+def test_draws_that_were_rejected_are_counted(made_up, monkeypatch):
+    def aim(self, number, video, draw):
+        return draw(), {"label": 0, **({"resampled": 2} if number else {})}
+
+    monkeypatch.setattr(ClipDataset, "_aim", aim)
+    data, _ = made_up()
+    requests = [ClipRequest(number, 0, BASE, 0) for number in (0, 1, 2)]
+    assert data.__getitems__(requests)["resampled"] == 4
+
+
+def test_opencv_uses_no_threads_in_a_worker(made_up, monkeypatch):
+    set_to = []
+    monkeypatch.setattr(cv2, "setNumThreads", set_to.append)
+    data, _ = made_up()
+    data[0]
+    assert set_to == []
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: "a worker")
+    data[0]
+    assert set_to == [0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "reliable", "noted"),
+    [([0, 12], False, True), ([0, 12], True, False), ([0], False, False)],
+)
+def test_a_video_in_which_a_seek_failed_is_noted(made_up, monkeypatch, keys, reliable, noted):
+    notes = []
+    monkeypatch.setattr(clip_dataset, "is_reliable", lambda path: reliable)
+    monkeypatch.setattr(clip_dataset, "note_unseekable", lambda csv, path: notes.append(path))
+    data, _ = made_up()
+    data[1]
+    assert notes == []  # there is no index
+    video = ScannedVideo(Kind.VIDEO, Video(24, 30.0, 96, 64), keys=np.array(keys))
+    rows = [(video.packed(), "", True)] * 4
+    data.index = ScannedVideos(Path("train.csv"), rows, [], "", "")
+    data[1]
+    assert notes == ["1"] * noted
+
+
+def test_an_error_of_the_task_about_a_video_replaces_it_and_one_about_the_recipe_does_not(
+    made_up, monkeypatch
+):
+    errors = [UnreadableVideoError("ends before its key frame"), MultigridError("is too short")]
+
+    def aim(self, number, video, draw):
+        if number == 1:
+            raise error
+        return draw(), {"label": 0}
+
+    monkeypatch.setattr(ClipDataset, "_aim", aim)
+    data, _ = made_up()
+    error = errors[0]
+    assert data[ClipRequest(1, 0, BASE, 0)]["failures"] == [("1", "ends before its key frame")]
+    error = errors[1]
+    with pytest.raises(RunError, match=r"^1: is too short"):
+        data[ClipRequest(1, 0, BASE, 0)]

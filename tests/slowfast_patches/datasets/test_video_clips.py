@@ -11,6 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from multigrid import PAPER, ClipRequest, Shape, collate
 from slowfast_patches.datasets import VideoClips
 from slowfast_patches.datasets.clip_dataset import ClipDataset
+from slowfast_patches.utils.errors import RunError
 from tests.slowfast_patches.datasets.recipes import recipe_of
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -144,6 +145,69 @@ PAIRS = r"videos must be \(path, label\) pairs"
 def test_what_makes_no_clips_is_refused(videos, options, message):
     with pytest.raises(ValueError, match=message):
         VideoClips(videos, BASE, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "accepted"),
+    [
+        ({"stride": 1, "target_fps": 0, "short_sides": (32, 32)}, True),
+        ({"stride": np.int64(3)}, True),
+        ({"stride": 0}, False),
+        ({"stride": True}, True),
+        ({"target_fps": -1}, False),
+        ({"short_sides": (31, 40)}, False),
+        ({"short_sides": (40, 40)}, True),
+    ],
+)
+def test_the_limits_of_the_options(tiny_data, options, accepted):
+    if accepted:
+        assert len(VideoClips(tiny_data / "val.csv", BASE, **options)) == 8
+        return
+    with pytest.raises(ValueError, match="stride must be a whole number of 1 or more"):
+        VideoClips(tiny_data / "val.csv", BASE, **options)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("a.mp4", -1)],
+        [("a.mp4", 0.5)],
+        [("a.mp4", np.ones(3, np.float64))],
+        [("a.mp4", np.ones((3, 3), np.float32))],
+        [("a.mp4", 0, 1)],
+        [("a.mp4",)],
+        [3],
+        [("a.mp4", 0), ("b.mp4", 0, 1)],
+        {"a.mp4": 0},
+        7,
+    ],
+)
+def test_what_is_no_list_of_pairs_says_so(pairs):
+    with pytest.raises(ValueError, match=PAIRS):
+        VideoClips(pairs, BASE)
+
+
+def test_videos_of_validation_are_replaced_by_the_next_up_to_ten_times(tiny_data, monkeypatch):
+    clips = VideoClips(tiny_data / "train.csv", BASE)
+    tried = []
+
+    def read_evaluation(self, index, parts):
+        tried.append(index)
+        if index in bad:
+            return [{"unread": True, "failures": [(str(index), "is damaged")]}]
+        return [{"label": 0, "flip": False, "video": index, "iteration": -1, "failures": []}]
+
+    monkeypatch.setattr(ClipDataset, "_read_evaluation", read_evaluation)
+    bad = {22, 23, 0}
+    with pytest.warns(UserWarning, match="is replaced by another video: is damaged") as caught:
+        item = clips[22]
+    assert tried == [22, 23, 0, 1]
+    assert (item["video"], len(caught)) == (1, 3)
+    assert "unread" not in item
+    bad = set(range(24))
+    with pytest.raises(RunError, match=r"^10 videos in a row .* The first is 5"):
+        clips[5]
+    assert tried[4:] == [*range(5, 15)]
 
 
 class Darker:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multigrid import ClipPlan
+from multigrid import ClipPlan, Video, Window
 from slowfast_patches.datasets.reading import reader
-from slowfast_patches.datasets.reading.reader import read_clip, read_clips
+from slowfast_patches.datasets.reading.reader import Cropper, read_clip, read_clips
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.scanned_video import Kind, ScannedVideo
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError, VideoFile
 from tests.slowfast_patches.datasets.made_videos import (
     SAMPLES,
@@ -80,6 +81,158 @@ def test_the_crop_is_cut_at_its_corner_from_the_resized_frame(tmp_path, scale, p
     shown = clip[1] / 4
     assert shown[..., 0].mean(0) == pytest.approx(np.linspace(10, 25, crop), abs=1.5)
     assert shown[..., 1].mean(1) == pytest.approx(np.linspace(20, 35, crop), abs=1.5)
+
+
+# Windows of frames, by hand.
+
+
+def ramp(width=24, height=16):
+    """Return a picture (H, W, 3) whose channels are the column, the row and a constant."""
+    rows, columns = np.mgrid[:height, :width]
+    return np.stack([10 * columns, 15 * rows, np.full_like(rows, 7)], -1).astype(np.uint8)
+
+
+def cropped(frame, window, shown, size, *how):
+    out = np.zeros((size, size, 3), np.uint8)
+    Cropper(Window(*window), shown, size, *how)(frame, out)
+    return out
+
+
+def test_a_window_of_a_picture_is_cut_at_whole_pixels_and_its_channels_are_reversed():
+    image = ramp()
+    out = cropped(image, (5.4, 2.6, 8, 8), (24, 16), 8)
+    assert np.array_equal(out, image[3:11, 5:13, ::-1])
+    assert np.array_equal(cropped(image, (20, 12, 8, 8), (24, 16), 4), image[12:, 20:, ::-1])
+    assert np.array_equal(cropped(image, (-3, -3, 4, 4), (24, 16), 4), image[:4, :4, ::-1])
+    # A window beyond the picture gives its last pixel.
+    assert np.array_equal(cropped(image, (90, 90, 1, 1), (24, 16), 1), image[-1:, -1:, ::-1])
+    assert np.array_equal(cropped(image, (4, 4, 0.1, 0.1), (24, 16), 1), image[4:5, 4:5, ::-1])
+
+
+def test_a_picture_of_another_size_is_cut_at_the_same_part():
+    """The window is the right half of 12 × 8 pixels, or of 24 × 16."""
+    out = cropped(ramp(), (6, 0, 4, 8), (12, 8), 8)
+    whole = cropped(ramp(), (12, 0, 8, 16), (24, 16), 8)
+    assert np.array_equal(out, whole)
+
+
+def test_areas_are_averaged_if_a_side_shrinks_by_half():
+    """Every fourth pixel is white, so the mean is 255/16, or 255/4 along a single side."""
+    image = np.zeros((16, 16, 3), np.uint8)
+    image[::4, ::4] = 255
+    assert set(cropped(image, (0, 0, 16, 16), (16, 16), 4).flat) == {16}
+    columns = np.zeros((4, 16, 3), np.uint8)
+    columns[:, ::4] = 255
+    assert set(cropped(columns, (0, 0, 16, 4), (16, 4), 4).flat) == {64}
+    rows = np.ascontiguousarray(columns.transpose(1, 0, 2))
+    assert set(cropped(rows, (0, 0, 4, 16), (4, 16), 4).flat) == {64}
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "shrinks"), [(64, 32, 2.0), (32, 96, 2.0), (8, 8, 0.5)]
+)
+def test_a_clip_shrinks_by_the_shorter_side_of_its_window(width, height, shrinks):
+    assert Cropper(Window(0, 0, width, height), (96, 96), 16).shrinks == shrinks
+
+
+def planes(width, height, format="yuv420p"):
+    """Return a frame whose luma is 16 + 8 · column, and whose chroma shows the row and column."""
+    frame = av.VideoFrame(width, height, format)
+    frame.colorspace, frame.color_range = 5, 1
+    for number, plane in enumerate(frame.planes):
+        depth = np.uint8 if frame.format.components[0].bits == 8 else np.uint16
+        stride = plane.line_size // np.dtype(depth).itemsize
+        values = np.frombuffer(plane, depth).reshape(-1, stride)
+        rows, columns = np.mgrid[: plane.height, : plane.width]
+        level = [16 + 8 * columns, 60 + 12 * rows, 60 + 12 * columns][number]
+        values[: plane.height, : plane.width] = level << (0 if depth == np.uint8 else 2)
+    return frame
+
+
+@pytest.mark.parametrize("format", ["yuv420p", "yuv444p", "yuv422p", "yuv420p10le", "rgb24"])
+@pytest.mark.parametrize("window", [(4, 2, 8, 8), (5, 3, 8, 8), (16, 8, 8, 8), (0.9, 0.9, 8, 8)])
+def test_a_window_of_planes_is_cut_at_whole_samples_of_all_planes(format, window):
+    """Positions are rounded to even numbers where chroma is subsampled: 5 to 4, and 3 to 4."""
+    frame = planes(24, 16) if format == "rgb24" else planes(24, 16, format)
+    if format == "rgb24":
+        frame = frame.reformat(format="rgb24")
+    across = 2 if "420" in format or "422" in format else 1
+    down = 2 if "420" in format else 1
+    left, top = round(window[0] / across) * across, round(window[1] / down) * down
+    whole = frame.to_ndarray(format="rgb24").astype(int)
+    out = cropped(frame, window, (24, 16), 8).astype(int)
+    difference = np.abs(out - whole[top : top + 8, left : left + 8])
+    inner = difference[2:-2, 2:-2]  # swscale interpolates chroma across the edges of a crop
+    assert inner.max() <= (2 if "10" in format else 1)
+
+
+def test_a_cropper_adapts_to_each_new_form_of_frame():
+    """The size, the format and the colours of frames may change within a stream."""
+    cropper, out = Cropper(Window(4, 2, 8, 8), (24, 16), 8), np.zeros((8, 8, 3), np.uint8)
+    frames = [planes(24, 16), planes(24, 16, "yuv444p"), planes(48, 32), planes(24, 16)]
+    full, other = planes(24, 16), planes(24, 16)
+    full.color_range = 2
+    other.colorspace = 1
+    for frame in (*frames, full, other):
+        cropper(frame, out)
+        assert np.array_equal(out, cropped(frame, (4, 2, 8, 8), (24, 16), 8))
+
+
+# Which frames of which clips.
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Return a function that sets which frames a video of 6 pictures of 8 × 8 decodes to."""
+
+    def make(*numbers, kind=Kind.VIDEO, files=None):
+        wanted = []
+
+        def decode(path, record, indices):
+            wanted.append(indices)
+            yield from ((number, np.full((8, 8, 3), number, np.uint8)) for number in numbers)
+
+        monkeypatch.setattr(reader, "decode_video", decode)
+        monkeypatch.setattr(reader, "decode_prepared", decode)
+        return ScannedVideo(kind, Video(6, 25.0, 8, 8), files=files), wanted
+
+    return make
+
+
+def small(*indices):
+    return ClipPlan(np.array(indices), (8, 8), (0, 0), 8, False)
+
+
+@pytest.mark.parametrize("kind", [Kind.VIDEO, Kind.PREPARED])
+def test_frames_are_decoded_once_for_all_clips_and_the_last_stands_for_later_ones(decoded, kind):
+    record, wanted = decoded(5, 0, 1, 2, 3, kind=kind)
+    clips = read_as_one("a", record, [small(2, 2, 5, 9), small(0, 5)])
+    assert wanted == [[0, 2, 5]]
+    assert [clip[:, 0, 0, 0].tolist() for clip in clips] == [[2, 2, 5, 5], [0, 5]]
+
+
+def test_the_first_frame_that_did_not_come_is_named(decoded):
+    record, _ = decoded(0, 5)
+    with pytest.raises(UnreadableVideoError, match="did not return frame 2"):
+        read_clip("a", record, small(0, 2, 4, 5))
+
+
+def test_a_folder_must_have_as_many_frames_as_before(decoded, monkeypatch):
+    names = []
+    monkeypatch.setattr(
+        reader,
+        "read_jpeg",
+        lambda folder, name, mode: names.append(name) or np.zeros((8, 8, 3), np.uint8),
+    )
+    monkeypatch.setattr(reader, "frame_files", lambda path: list("uvwxyz"))
+    record, _ = decoded(kind=Kind.FRAMES)
+    read_clip("v", record, small(1, 4))
+    record, _ = decoded(kind=Kind.FRAMES, files=tuple("abcdef"))
+    read_clip("v", record, small(1, 4))
+    assert names == ["v", "y", "b", "e"]
+    record, _ = decoded(kind=Kind.FRAMES, files=tuple("abcde"))
+    with pytest.raises(UnreadableVideoError, match="has 5 frames, but the index says 6"):
+        read_clip("v", record, small(1))
 
 
 # Files that cannot be read.

@@ -137,6 +137,17 @@ def test_the_flag_of_a_slice_is_found_behind_every_parameter_set(data, fields):
         assert is_field(packet_of(unit(5, codes + number + flag + rest))) == (flag == FIELD)
 
 
+@pytest.mark.parametrize(("form", "count"), [(1, 8), (3, 12)])
+def test_the_first_six_scaling_lists_have_16_scales_and_the_others_64(form, count):
+    lists = ["1" + ue(0) * (16 if number < 6 else 64) for number in range(count)]
+    chroma = ue(form) + "0" * (form == 3) + ue(0, 0) + "01" + "".join(lists)
+    bits = u(8, 100) + u(16, 30) + ue(0) + chroma + ue(4, 0, 4, 1) + "0" + ue(3, 1)
+    assert field_test(stream_of(bits + "1")) is None
+    is_field = field_test(stream_of(bits + "0"))
+    assert is_field(packet_of(slice_of(FIELD)))
+    assert not is_field(packet_of(slice_of(FRAME)))
+
+
 @pytest.mark.parametrize("order", [ue(0, 4), ue(1) + "0" + ue(0, 0, 251) + ue(1000) * 251])
 def test_a_parameter_set_without_its_last_byte_is_damaged(order):
     """The number of the set is such that the flag begins a byte, which belongs to another set."""

@@ -57,12 +57,12 @@ for kind in ("int", "float"):
 
 def _check_size(text: str) -> None:
     """Raise an error if aliases make a text huge."""
-    sizes = dict[str, int]()  # by anchor
+    sizes = dict[str, int]()  # of collections by anchor
     opened = list[tuple[str | None, int]]()  # anchor and number of values before each collection
     total = 0
     for event in yaml.parse(text, _SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            total += sizes.get(event.anchor, 0)
+            total += sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
             total += 1
         if isinstance(event, yaml.CollectionStartEvent):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slowfast_patches.config import fields, load_recipe
+from slowfast_patches.config import fields, load_recipe, yaml_text
 from slowfast_patches.config.fields import all_of, format_list, from_to, one_of, only_with
 from slowfast_patches.config.rules import check_rules, fewest_frames
 from slowfast_patches.config.scale import as_overrides, scale_epochs
@@ -195,6 +195,25 @@ def test_aliases_may_repeat_values_until_they_are_a_hundred_thousand():
     names = ",".join(["*a3"] * 10)
     with pytest.raises(UserError, match="more than 100,000 values, with all its aliases"):
         parse_yaml("\n".join([*lines, f"a4: [{names}]"]))
+
+
+def test_values_are_counted_with_each_use_of_an_alias(monkeypatch):
+    """The text has 35 values."""
+    text = "\n".join(
+        [  # 1 for the mapping, and in each line a key
+            "a: &a [1, 2, 3]",  # 1 + 4
+            "b: *a",  # 1 + 4
+            "c: &c 5",  # 1 + 1
+            "d: *c",  # 1 + 1
+            "e: &e [*a, *a]",  # 1 + 9
+            "f: *e",  # 1 + 9
+        ]
+    )
+    monkeypatch.setattr(yaml_text, "_MOST_NODES", 35)
+    assert parse_yaml(text)["f"] == [[1, 2, 3]] * 2
+    monkeypatch.setattr(yaml_text, "_MOST_NODES", 34)
+    with pytest.raises(UserError, match="more than 34 values"):
+        parse_yaml(text)
 
 
 def test_sections_are_flattened_and_written_again():

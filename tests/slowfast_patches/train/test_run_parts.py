@@ -310,6 +310,23 @@ def test_a_run_that_trains_and_tests_goes_through_all_parts(main):
     assert of["write_result"][1:] == (FIRST, "identity", trainer, {"top1": 1.0}, "overlaps")
 
 
+def test_an_error_of_a_training_tells_how_to_go_on_and_writes_no_result(
+    main, calls, monkeypatch, tmp_path
+):
+    path = checkpoints.save(tmp_path, made())
+
+    def fail(*_: object) -> None:
+        raise RunError("too bright")
+
+    monkeypatch.setattr(runs, "_train", fail)
+    with pytest.raises(RunError, match="too bright") as failed:
+        main(FIRST, OUTPUT_DIR=str(tmp_path))
+    text = f"The last checkpoint is {path}. Repeat the command to resume."
+    assert failed.value.__notes__ == [text]
+    assert names(calls)[-1] == "listens no more"
+    assert not {"write_result", "finished"} & set(names(calls))
+
+
 def test_another_process_locks_and_writes_nothing(main):
     calls, _ = main(SECOND)
     left_out = {"locked", "unlocked", "run_identity", "write_result"}

@@ -131,29 +131,32 @@ class Kill(Hook):
 PLACES = ("before_step", "after_backward", "after_step")
 
 
-def disturbed(run_small: Callable[..., Folder], folder: Path, seed: int) -> Folder:
-    """Run to the end, killed at three random places. Checkpoints follow iterations 2, 4 and 5."""
+def disturbed(run_small: Callable[..., Folder], folder: Path, seed: int, kills: int) -> Folder:
+    """Run to the end, killed at random places. Checkpoints follow iterations 2, 4 and 5."""
     rng = random.Random(seed)
-    for iteration in sorted(rng.sample(range(5), 3)):
+    for iteration in sorted(rng.sample(range(5), kills)):
         with suppress(SystemExit):
             run_small(folder, *PREDICTED, hooks=[Kill(rng.choice(PLACES), iteration)])
     return run_small(folder, *PREDICTED)
 
 
 @pytest.mark.parametrize(
-    "seed",
+    ("seed", "kills"),
     [
-        0,
+        (0, 1),
         *(
-            pytest.param(n, marks=pytest.mark.slow("the quick tests have a seed"))
-            for n in (1, 2, 3)
+            pytest.param(seed, 3, marks=pytest.mark.slow("the quick tests kill once"))
+            for seed in (0, 1, 2, 3)
         ),
     ],
 )
-def test_a_run_killed_at_random_places_ends_as_if_undisturbed(whole, run_small, tmp_path, seed):
-    assert_same_run(disturbed(run_small, tmp_path, seed), whole)
+def test_a_run_killed_at_random_places_ends_as_if_undisturbed(
+    whole, run_small, tmp_path, seed, kills
+):
+    assert_same_run(disturbed(run_small, tmp_path, seed, kills), whole)
 
 
+@pytest.mark.slow("trains twice; the parts of a run are tested by themselves")
 def test_results_of_an_earlier_run_and_half_written_checkpoints_go_when_a_run_resumes(
     run_small, tmp_path
 ):
@@ -192,6 +195,7 @@ def test_averaged_weights_are_validated_tested_and_kept_beside_the_others(run_sm
     assert best_checkpoint(tmp_path) is not None
 
 
+@pytest.mark.slow("trains twice; the parts of a run are tested by themselves")
 def test_an_error_of_a_run_names_the_last_checkpoint_and_a_wrong_key_does_not(run_small, tmp_path):
     def fail(error: Exception) -> Callable[[Trainer], object]:
         def act(trainer: Trainer) -> None:

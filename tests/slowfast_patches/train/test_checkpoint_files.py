@@ -48,6 +48,25 @@ def test_checkpoints_have_names_that_sort_and_others_are_no_checkpoints(tmp_path
     assert checkpoints.best_checkpoint(tmp_path) is None, "a folder of this name is none"
 
 
+def test_old_checkpoints_are_deleted_but_for_milestones_and_the_best(tmp_path, monkeypatch):
+    def left() -> list[int]:
+        return [int(path.stem[-8:]) for path in checkpoints.all_checkpoints(tmp_path)]
+
+    best = save(tmp_path, 1, optimizer_state=None)
+    for iteration in (2, 4, 6):
+        save(tmp_path, iteration)
+    assert left() == [2, 4, 6], "by default, all are kept"
+    checkpoints.save(tmp_path, made(iteration=8), 2, {4})
+    assert left() == [4, 6, 8]
+    checkpoints.save(tmp_path, made(iteration=10), 1, {4})
+    assert left() == [4, 10]
+    assert best.exists()
+    gone = best.with_name("checkpoint_iter_00000003.pyth")
+    monkeypatch.setattr(checkpoints, "all_checkpoints", lambda _: [gone, gone])
+    checkpoints.save(tmp_path, made(iteration=12), 1)
+    assert best.with_name("checkpoint_iter_00000012.pyth").exists(), "another process deleted it"
+
+
 def test_the_file_with_the_weights_of_a_run(tmp_path):
     last = save(tmp_path, 4)
     assert checkpoints.checkpoint_of(tmp_path) == last

@@ -48,6 +48,14 @@ def test_checkpoints_have_names_that_sort_and_others_are_no_checkpoints(tmp_path
     assert checkpoints.best_checkpoint(tmp_path) is None, "a folder of this name is none"
 
 
+def test_the_file_and_the_seconds_of_saving_are_logged(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    times = iter([10.0, 12.5])
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    path = save(tmp_path, 3)
+    assert caplog.messages == [f"Checkpoint written to {path} in 2.500 s."]
+
+
 def test_old_checkpoints_are_deleted_but_for_milestones_and_the_best(tmp_path, monkeypatch):
     def left() -> list[int]:
         return [int(path.stem[-8:]) for path in checkpoints.all_checkpoints(tmp_path)]

@@ -53,9 +53,9 @@ class LossGuard(Hook):
         """Check the loss.
 
         Raises:
-            RunError: The loss of the global mini-batch is not finite.
+            RunError: The loss of a process is not finite.
         """
-        loss = float(sum_over_ranks(outcome.loss.clone())) / trainer.world.size
+        loss = float(sum_over_ranks(outcome.loss.clone()))
         if not math.isfinite(loss):
             raise diverged(
                 f"The loss of iteration {step.iteration} is {loss} (shape {step.shape}, LR "

@@ -8,7 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from statistics import NormalDist
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -255,6 +255,8 @@ def _explain(baseline: str, times: str, chance: float | None) -> str:
     )
 
 
+_CHANCE: dict[str, Any] = {"color": MUTED, "ls": "--", "lw": 1}
+_THIN: dict[str, Any] = {"alpha": 0.5}
 _LINE, _SHORT_LINE = 80, 50
 """Maximum characters in a line below a single panel, and below one of several panels."""
 
@@ -276,11 +278,11 @@ def _figure(
         axes.set_xlabel(fill(title, _LINE if len(titles) == 1 else _SHORT_LINE), parse_math=False)
         draw_curves(axes, curves_of(runs, cost, metric), colours, runs)
         if chance is not None:
-            axes.axhline(chance, color=MUTED, ls="--", lw=1, label=f"chance, {chance:.1f} %")
+            axes.axhline(chance, label=f"chance, {chance:.1f} %", **_CHANCE)
     for run in [] if has_lengths else runs.itertuples():
         points = pd.DataFrame(run.result["evaluations"])
         seconds = points["seconds"] * run.clock / run.seconds
-        panels[0].plot(seconds, points[metric], color=colours[run.label], alpha=0.5)
+        panels[0].plot(seconds, points[metric], color=colours[run.label], **_THIN)
         panels[0].set_xlim(left=0)
     panels[0].set_ylabel(f"{metric_title(metric)} (%)")
     add_legend(figure, panels[0], "mean ± standard deviation over n seeds", 2)

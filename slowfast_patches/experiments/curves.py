@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Curves = Mapping[str, pd.DataFrame]
 """Maps the label of each recipe to its curve, the baseline first."""
+_STYLE: dict[str, Any] = {"marker": "o", "lw": 2, "capsize": 4}
+_NOTE: dict[str, Any] = {"fontsize": 8, "va": "top"}
 
 
 def curves_of(runs: pd.DataFrame, cost: str, metric: str) -> dict[str, pd.DataFrame]:
@@ -142,10 +144,9 @@ def draw_curves(axes: Axes, curves: Curves, colours: Mapping[str, str], runs: pd
     seeds = runs.groupby("label")["seed"].nunique()
     several = any(len(curve) > 1 for curve in curves.values())
     for label, curve in curves.items():
-        style: dict[str, Any] = {"marker": "o", "lw": 2, "capsize": 4, "color": colours[label]}
         error = curve["std"].fillna(0.0)
-        name = f"{label} (n = {seeds[label]})"
-        axes.errorbar(curve["cost"], curve["accuracy"], error, label=name, **style)
+        style = _STYLE | {"color": colours[label], "label": f"{label} (n = {seeds[label]})"}
+        axes.errorbar(curve["cost"], curve["accuracy"], error, **style)
         for point in curve.itertuples() if several else []:
-            axes.annotate(f" {point.length:g}×", (point.cost, point.accuracy), fontsize=8, va="top")
+            axes.annotate(f" {point.length:g}×", (point.cost, point.accuracy), **_NOTE)
     axes.set_xscale("log" if several else "linear")

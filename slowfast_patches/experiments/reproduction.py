@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_HOLLOW: dict[str, Any] = {"marker": "o", "mfc": "none", "ms": 10, "ls": ""}
+_TITLE: dict[str, Any] = {"fontsize": 11}
+
+
 def costs_of(variants: Mapping[str, Variant], step_times: Sequence[Path]) -> dict[str, Cost]:
     """Return the cost of one run of each variant.
 
@@ -185,7 +189,7 @@ def _figure(table: PaperTable, runs: pd.DataFrame) -> Figure:
     curves = dict.fromkeys(row.curve for row in table.rows)
     colours = dict(zip(curves, cycle(COLOURS), strict=False))
     figure, [axes] = new_figure(rows=1, width=8, height=5)
-    figure.suptitle(table.title, fontsize=11)
+    figure.suptitle(table.title, **_TITLE)
     axes.set_xlabel("training time relative to the baseline (including data loading)")
     axes.set_ylabel("top-1 accuracy (%)")
     measured = curves_of(runs.assign(time=1 / runs["speed_up"]), "time", "top1")
@@ -194,6 +198,6 @@ def _figure(table: PaperTable, runs: pd.DataFrame) -> Figure:
         if "top1" in row.metrics:
             point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
             name = f"{row.curve}, published"
-            axes.plot(*point, "o", mec=colours[row.curve], mfc="none", ms=10, label=name)
+            axes.plot(*point, mec=colours[row.curve], label=name, **_HOLLOW)
     add_legend(figure, axes, "mean ± standard deviation over n seeds", 2)
     return figure

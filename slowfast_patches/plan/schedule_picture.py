@@ -21,6 +21,7 @@ _RATE: dict[str, Any] = {"color": COLOURS[2], "lw": 2}
 _BASELINE: dict[str, Any] = {"color": MUTED, "lw": 1.2, "ls": "--", "zorder": 1}
 _BORDER: dict[str, Any] = {"color": MUTED, "lw": 0.6, "ls": ":", "zorder": 0}
 _STAGE: dict[str, Any] = {"color": MUTED, "fontsize": 9}
+_TITLE: dict[str, Any] = {"fontsize": 11}
 _ABOVE = 1.02
 """Height of the names of stages, in heights of a panel."""
 
@@ -49,7 +50,7 @@ def plot_plan(schedule: Schedule, baseline: LearningRate, path: Path) -> None:
         panels[0].text(phase.start, _ABOVE, name, transform=above, **_STAGE)
     add_legend(figure, panels[0], "", 3)
     epochs = schedule.clips / schedule.num_videos
-    figure.suptitle(f"{schedule.iterations:,} iterations, {epochs:.1f} epochs", fontsize=11)
+    figure.suptitle(f"{schedule.iterations:,} iterations, {epochs:.1f} epochs", **_TITLE)
     whole = f"{schedule.baseline_iterations:,}"
     panels[-1].set_xlabel(f"iteration (the baseline's {whole} are drawn over the same width)")
     panels[-1].set_xlim(0, schedule.iterations)

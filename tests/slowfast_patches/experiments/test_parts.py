@@ -17,7 +17,15 @@ import pytest
 import torch
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.experiments import beside, checks, comparison, paper, runs, variants
+from slowfast_patches.experiments import (
+    beside,
+    checks,
+    comparison,
+    paper,
+    reproduction,
+    runs,
+    variants,
+)
 from slowfast_patches.experiments.comparison import make_variants
 from slowfast_patches.experiments.paper import PAPER_TABLES, PaperTable, Row
 from slowfast_patches.experiments.report import (
@@ -34,6 +42,7 @@ from slowfast_patches.experiments.variants import Variant, hidden_files, step_se
 from slowfast_patches.launch import slurm
 from slowfast_patches.launch.slurm import Slurm, slurm_of, submit
 from slowfast_patches.plan.run_identity import Identity, run_identity
+from slowfast_patches.plan.step_times import MisfitError
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.utils.errors import UserError
 from slowfast_patches.utils.tables import Mean
@@ -588,6 +597,51 @@ def test_published_runs_are_counted(experiment, count, said):
     assert cells[2:5] == ["102", "6.0", "1 TFLOP"]
     assert cells[5:] == ["?", "70.0", "missing", "–", "missing", "0 of 2"]
     assert math.isclose(report.content["rows"][0]["published"]["top1"]["mean"], 70)
+
+
+def test_costs_need_the_flops_of_each_model_once_and_no_step_times(two, monkeypatch, capsys):
+    """6 epochs of 136 clips of 2 FLOPs, and 102 iterations of half a second."""
+    counted = list[Recipe]()
+    flops = SimpleNamespace(of=lambda recipe: counted.append(recipe) or (lambda *clip: 2.0))
+    monkeypatch.setattr(reproduction, "flops_per_clip", flops.of)
+    named = {variant.name: variant for variant in two}
+    found = reproduction.costs_of(named, [])
+    assert counted == [two[0].recipe]
+    assert (found["baseline"].iterations, found["baseline"].flops) == (102, 2 * 6 * 136)
+    assert [cost.seconds for cost in found.values()] == [None, None]
+    deeper = replace(two[0], recipe=two[0].recipe.replaced({"RESNET.DEPTH": 101}))
+    reproduction.costs_of({**named, "deeper": deeper}, [])
+    assert counted[1:] == [two[0].recipe, deeper.recipe]
+
+    def times(files: list[Path], recipe: Recipe) -> Any:
+        if recipe.uses_multigrid:
+            raise MisfitError("the file is for another model")
+        return SimpleNamespace(ours=lambda shape: 0.5)
+
+    monkeypatch.setattr(reproduction, "measured_times", times)
+    found = reproduction.costs_of(named, [Path("steps.json")])
+    assert [cost.seconds for cost in found.values()] == [51.0, None]
+    said = "There are no step times for multigrid.yaml: the file is for another model\n\n"
+    assert capsys.readouterr().out == said
+
+
+def test_rows_need_their_weights_and_lists(two, tmp_path):
+    scratch = Row("x", "baseline.yaml", "baseline.yaml")
+    weights = replace(scratch, start="imagenet")
+
+    def check(row: Row, **keys: str) -> None:
+        given = {name.replace("__", "."): value for name, value in keys.items()}
+        recipe = two[0].recipe.replaced({"DATA.PATH_TO_DATA_DIR": str(tmp_path), **given})
+        reproduction.check_inputs([row], {"baseline": replace(two[0], recipe=recipe)})
+
+    with pytest.raises(UserError, match=r"^baseline needs weights\. Give --imagenet-weights FILE"):
+        check(weights)
+    with pytest.raises(UserError, match=rf"baseline needs {tmp_path}/train\.csv, which does not"):
+        check(scratch)
+    for split in ("train", "val", "test"):
+        (tmp_path / f"{split}.csv").write_text("a.mp4 0\n")
+    check(scratch)
+    check(weights, TRAIN__CHECKPOINT_FILE_PATH="https://some.org/a.pyth")
 
 
 def test_every_row_of_the_paper_has_a_recipe():

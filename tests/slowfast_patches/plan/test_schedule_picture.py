@@ -64,6 +64,13 @@ def test_stages_phases_and_totals_are_named(schedule, tmp_path):
     labels = {text.get_text(): text.get_position()[0] for text in figure.axes[0].texts}
     last = [phase for phase in schedule.phases if phase.fine_tuning]
     assert labels == {"LR stage 1": 0, "fine-tuning": last[0].start}
+    top = figure.axes[0].transAxes.transform((0, 1))[1]
+    for text in figure.axes[0].texts:
+        height = text.get_transform().transform(text.get_position())[1]
+        assert top < height < 1.05 * top, "just above the first panel"
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["short cycle", "baseline", "long cycle"]
     lines = [line.get_xdata()[0] for line in figure.axes[1].lines if line.get_linestyle() == ":"]
     assert lines == [phase.start for phase in schedule.phases]
     epochs = schedule.clips / schedule.num_videos

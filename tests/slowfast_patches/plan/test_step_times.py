@@ -283,6 +283,10 @@ def test_a_shape_that_was_not_measured_has_no_time(recipe, times):
     assert per_clip(16, 45) == 135 / 16
     with pytest.raises(MisfitError, match="no time for 16 frames of 46² pixels"):
         per_clip(16, 46)
+    other = load_recipe(recipe, ["MODEL.NUM_CLASSES", 5])
+    for look_up in (found.of_recipe, found.seconds_per_clip):
+        with pytest.raises(MisfitError, match="for another model"):
+            look_up(other)
 
 
 def test_a_row_has_the_clips_of_a_process(recipe):

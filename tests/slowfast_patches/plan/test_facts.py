@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from multigrid import Cycles, Shape, SteppedRate, make_schedule
-from slowfast_patches.config.recipe import default_recipe
+from slowfast_patches.config.recipe import default_recipe, values_by_key
 from slowfast_patches.datasets.lists.dataset_lists import read_list
 from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.plan import facts
@@ -306,6 +306,11 @@ def test_the_clock_is_the_gpu_or_the_cpu():
     fused = identity({"SOLVER.FUSED": True, "RNG_SEED": 77}, timing=timing)
     assert "SOLVER.FUSED True" in clock_text(fused)
     assert "RNG_SEED" not in clock_text(fused)
+    defaults = values_by_key(default_recipe())
+    # The first changes the times alone, and the second the rounding as well.
+    keys = {"TEST.BATCH_SIZE": 3, "TRAIN.TF32": not defaults["TRAIN.TF32"]}
+    said = clock_text(identity({**defaults, **keys}, timing=timing)).split(", ")
+    assert said[1:] == [f"{name} {value}" for name, value in keys.items()]
 
 
 def test_keys_without_effect_are_left_out():

@@ -97,3 +97,24 @@ def test_the_crop_of_the_test_is_checked_too(recipe, monkeypatch):
     monkeypatch.setattr(flops, "check_patches", lambda model, shapes: checked.extend(shapes))
     check_shapes(recipe.replaced({"DATA.TEST_CROP_SIZE": 48}), [Shape(8, 16, 64)])
     assert checked == [Shape(8, 16, 64), Shape(8, 16, 48)]
+
+
+def test_a_model_gets_what_its_task_makes_of_one_clip(recipe, built, monkeypatch):
+    """Such as the boxes of the clip."""
+    asked = []
+
+    class Task:
+        def random_labels(self, clips, crop, rng):
+            asked.append((clips, crop))
+            return torch.zeros(clips, 1)
+
+        def arguments(self, batch, transform, device):
+            assert batch.keys() == {"clips", "flips", "labels"}
+            (pathway,) = transform(batch["clips"], batch["flips"])
+            asked.append(tuple(pathway.shape))
+            return ([pathway],)
+
+    built(Net())
+    monkeypatch.setattr(flops, "task_of", lambda recipe: Task())
+    flops_per_clip(recipe)(8, 6)
+    assert asked == [(1, 6), (1, 3, 8, 6, 6)]

@@ -238,6 +238,192 @@ def test_the_crop_is_that_of_the_stream(text, part):
     assert av.logging.get_level() == level
 
 
+# The whole scan, of made-up surveys.
+
+
+@pytest.fixture
+def scanned(monkeypatch):
+    """Return a function that scans a made-up file of given surveys.
+
+    It returns the scanned video, and what was asked of the surveys and of the other parts.
+    """
+
+    def make(file, *surveys, may_be_cropped=False):
+        asked = []
+
+        def survey(file, log, *, full, checks_keys):
+            asked.append((file.path, full, checks_keys))
+            return SimpleNamespace(is_full=full, **left.pop(0))
+
+        @contextlib.contextmanager
+        def opened(path, probes):
+            asked.append(("opened", probes))
+            yield SimpleNamespace(path="again", frames=lambda: iter([PICTURE]))
+
+        def truncation(file, found, end):
+            asked.append(("end", round(end, 6)))
+            return found.cut
+
+        def entries(path, record, found, **known):
+            asked.append(("entries", known))
+            return np.array([0, 2])
+
+        left = list(surveys)
+        monkeypatch.setattr(scanning, "Survey", survey)
+        monkeypatch.setattr(scanning, "open_video", opened)
+        monkeypatch.setattr(scanning, "describe_truncation", truncation)
+        monkeypatch.setattr(scanning, "describe_damage", lambda found: found.damage)
+        monkeypatch.setattr(scanning, "find_entries", entries)
+        monkeypatch.setattr(scanning, "crop_of", lambda file, frame: Part(0.25, 0.5, 0.5, 0.25))
+        record = scanning._scan_video(file, None, may_be_cropped=may_be_cropped)
+        assert left == []
+        assert record.keys.tolist() == [0, 2]
+        return record, asked
+
+    return make
+
+
+PICTURE = SimpleNamespace(width=96, height=64, side_data={})
+TRUSTED = "matroska,webm"
+
+
+def found(*packets: int, frames: tuple[int, ...] | None = None, **other: object) -> dict:
+    """Return what a survey has found."""
+    usual = {"packets": stamps(*packets), "frames": stamps(*(frames or packets)), "first": PICTURE}
+    usual |= {"has_doubts": False, "error": "", "decoding_times": [*packets], "failed": 0}
+    return usual | {"last": max(packets, default=0), "cut": "", "damage": ""} | other
+
+
+def large(format=TRUSTED, codec="h264", **parts):
+    """Return a file of a large video with two streams."""
+    file = file_of(9, format=format, codec=codec, width=1920, height=1080, **parts)
+    file.container.streams = [1, 2]
+    file.stream.codec_context.codec = SimpleNamespace(intra_only=codec == "prores")
+    return file
+
+
+def test_a_quick_survey_without_doubts_is_enough(scanned):
+    record, asked = scanned(large(), found(0, 2, 1, 3, cut="", damage="is damaged"))
+    assert asked == [
+        ("a.mkv", False, True),
+        ("end", 4 / 25),  # the last timestamp, and a frame
+        ("entries", {"is_known": True, "is_trusted": True}),
+    ]
+    assert record.timestamps.tolist() == [0, 1, 2, 3]
+    assert record.video == (4, 25.0, 96, 64, None)
+    assert (record.streams, record.crop, record.orientation) == (2, WHOLE, UPRIGHT)
+    assert (record.damage, record.timing, record.is_in_step) == ("is damaged", "", True)
+    assert record.times is None
+
+
+@pytest.mark.parametrize(
+    ("first", "file"),
+    [
+        (found(0, 2, 1, 3, has_doubts=True), large()),
+        (found(0, 1, 1, 3), large()),
+        (found(0, 1, 2, 3), large(reorders=True)),
+    ],
+)
+def test_a_survey_with_doubts_is_repeated_as_a_full_one(scanned, first, file):
+    full = found(0, 1, 2, 3, frames=(0, 2, 3), failed=1, cut="is truncated", damage="is damaged")
+    record, asked = scanned(file, first, full)
+    assert asked[:3] == [("a.mkv", False, True), ("opened", False), ("again", True, True)]
+    assert record.timestamps.tolist() == [0, 2, 3]
+    assert record.damage == "is truncated"
+
+
+@pytest.mark.parametrize(
+    ("file", "checks", "known", "streams"),
+    [
+        (large("mpeg"), False, True, 0),
+        (large("mpeg", "rawvideo"), False, False, 0),
+        (large(TRUSTED, "rawvideo"), True, False, 2),
+    ],
+)
+def test_containers_and_codecs_that_are_not_trusted_are_decoded(
+    scanned, file, checks, known, streams
+):
+    record, asked = scanned(file, found(0, 1, 2, 3, has_doubts=True))
+    assert asked[0] == ("a.mkv", True, checks)
+    assert asked[-1] == ("entries", {"is_known": known, "is_trusted": checks})
+    assert record.streams == streams
+
+
+def test_codecs_without_dependent_frames_are_known(scanned):
+    _, asked = scanned(large(TRUSTED, "prores"), found(0, 1, 2))
+    assert asked[0] == ("a.mkv", False, True)
+    assert asked[-1] == ("entries", {"is_known": True, "is_trusted": True})
+
+
+def test_a_small_video_is_decoded_at_once(scanned, monkeypatch):
+    monkeypatch.setattr(scanning, "FULLY_DECODED", 1 << 40)
+    _, asked = scanned(large(), found(0, 1, 2))
+    assert asked[0] == ("a.mkv", True, True)
+
+
+@pytest.mark.parametrize(("streams", "format"), [(2, TRUSTED), (0, "mpeg")])
+def test_the_first_frame_is_decoded_if_no_survey_has_seen_it(scanned, streams, format):
+    record, asked = scanned(large(format), found(0, 1, 2, first=None))
+    assert ("opened", not streams) in asked
+    assert record.video.width == 96
+
+
+def test_frames_without_distinct_timestamps_are_counted(scanned):
+    record, _ = scanned(large("mpeg"), found(0, 1, 2, frames=(0, 1, 1)))
+    assert (record.timestamps, record.video.frames, record.video.fps) == (None, 3, 25)
+    record, _ = scanned(large("avi"), found(0, 1, 2, frames=(0, None, 1)))
+    assert (record.timestamps, record.times) == (None, None)
+
+
+def test_timestamps_against_the_order_of_frames_are_named_in_trusted_containers(scanned):
+    said = "has timestamps that contradict the order of its frames"
+    slow = (0, 60, 40, 80)
+    for format, frames, remark in (
+        (TRUSTED, (0, 2, 1, 3), said),
+        (TRUSTED, slow, f"{said} and has 0.9375 frames"),
+        (TRUSTED, (0, 1, 2, 3), ""),
+        ("mpeg", (0, 2, 1, 3), ""),
+    ):
+        file = large(format, "rawvideo")
+        record, _ = scanned(file, found(*range(4), frames=frames))
+        assert record.timing.startswith(remark)
+        assert bool(record.timing) == bool(remark)
+
+
+def test_an_avi_file_whose_frames_are_late_is_timed_by_its_packets(scanned):
+    """Each frame has the timestamp of the next one, and the rate varies."""
+    packets, frames = (0, 1, 2, 3, 40, 41, 42), (1, 2, 3, 40, 41, 42, 90)
+    how = {"frames": frames, "decoding_times": [*packets]}
+    for format, times in (("avi", packets), ("mpeg", frames)):
+        record, _ = scanned(large(format), found(*packets, **how))
+        assert record.timestamps.tolist() == [*frames]
+        assert record.times.tolist() == [*times]
+        assert record.video.moments is not None
+    record, _ = scanned(large("avi", reorders=True), found(*packets, **how))
+    assert record.times.tolist() == [*frames]
+
+
+def test_the_shown_size_is_that_of_the_crop_after_the_rotation(scanned):
+    matrix = struct.pack("=9i", 0, 65536, 0, -65536, 0, 0, 0, 0, 1 << 30)
+    turned = SimpleNamespace(width=96, height=64, side_data={"DISPLAYMATRIX": matrix})
+    for crops, size in ((False, (64, 96)), (True, (16, 48))):
+        record, _ = scanned(large(), found(0, 1, 2, first=turned), may_be_cropped=crops)
+        assert (record.video.width, record.video.height) == size
+        assert record.crop == (Part(0.25, 0.5, 0.5, 0.25) if crops else WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (found(error="no key"), "^has no frame that decodes: FFmpeg reports 'no key'$"),
+        (found(), "^has no frame that decodes$"),
+    ],
+)
+def test_a_video_without_frames_is_unreadable(scanned, made, said):
+    with pytest.raises(UnreadableVideoError, match=said):
+        scanned(large("mpeg"), made)
+
+
 # Several videos.
 
 

@@ -14,12 +14,19 @@ import pytest
 
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.bounds import Header
+from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan, scan_each
-from slowfast_patches.datasets.reading.scanned_video import UPRIGHT, WHOLE, Orientation, Part
+from slowfast_patches.datasets.reading.scanned_video import (
+    UPRIGHT,
+    WHOLE,
+    Kind,
+    Orientation,
+    Part,
+)
 from slowfast_patches.datasets.reading.survey import Stamp
 from slowfast_patches.datasets.reading.video_file import UnreadableVideoError, open_video
 from slowfast_patches.utils.processes import WorkerCrashed
-from tests.slowfast_patches.datasets.made_videos import grey, write_video
+from tests.slowfast_patches.datasets.made_videos import grey, write_jpeg, write_video
 
 # Made files.
 
@@ -422,6 +429,135 @@ def test_the_shown_size_is_that_of_the_crop_after_the_rotation(scanned):
 def test_a_video_without_frames_is_unreadable(scanned, made, said):
     with pytest.raises(UnreadableVideoError, match=said):
         scanned(large("mpeg"), made)
+
+
+# How a file is opened.
+
+
+@pytest.fixture
+def openings(monkeypatch):
+    """Return how files are opened. Each made-up file is of a stream that is given."""
+
+    def make(comment=None, format=TRUSTED, **parts):
+        calls = []
+
+        @contextlib.contextmanager
+        def opened(path, **how):
+            calls.append(how)
+            made = file_of(format=format, **parts)
+            made.container.metadata = {"comment": comment} if comment else {}
+            yield made
+
+        monkeypatch.setattr(scanning, "open_video", opened)
+        return calls
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("is_mp4", "parts", "expected"),
+    [
+        (False, {}, [{}]),
+        (True, {}, [{"probes": False}]),
+        (True, {"average_rate": None}, [{"probes": False}, {}]),
+        (True, {"width": 0}, [{"probes": False}, {}]),
+        (True, {"height": 0}, [{"probes": False}, {}]),
+        (True, {"format": "avi"}, [{"probes": False}, {}]),
+    ],
+)
+def test_an_mp4_file_is_probed_only_if_its_header_does_not_describe_it(
+    openings, is_mp4, parts, expected
+):
+    calls = openings(**parts)
+    with scanning._open("a", Header(is_mp4=is_mp4)) as file:
+        assert file.path == "a.mkv"
+    assert calls == expected
+
+
+@pytest.mark.parametrize(
+    ("comment", "prepared", "expected"),
+    [
+        (None, None, ["video True"]),
+        ("another", None, ["video True"]),
+        (TAG, "a prepared video", ["prepared"]),
+        (TAG, None, ["prepared", "video True"]),
+    ],
+)
+def test_a_file_with_the_mark_is_prepared_unless_its_content_says_otherwise(
+    openings, monkeypatch, comment, prepared, expected
+):
+    done = []
+    calls = openings(comment)
+    monkeypatch.setattr(scanning, "check_header", lambda path: Header(crops=True))
+    monkeypatch.setattr(scanning, "_scan_prepared", lambda *_: done.append("prepared") or prepared)
+    monkeypatch.setattr(
+        scanning,
+        "_scan_video",
+        lambda file, log, may_be_cropped: done.append(f"video {may_be_cropped}") or "a video",
+    )
+    assert scanning._scan_file("a") == (prepared or "a video")
+    assert done == expected
+    assert len(calls) == len(expected)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_prepared_video_has_the_times_of_its_packets_and_is_decoded_if_it_is_small(
+    monkeypatch, small
+):
+    packets = [SimpleNamespace(pts=time, size=9) for time in (0, 12, 4, 8)]
+    file = file_of(frames=4)
+    file.packets = lambda: iter([*packets, SimpleNamespace(pts=None, size=0)])
+    file.stream.codec_context.extradata = b"avcC"
+    offsets = np.array([5, 90])
+    seen = []
+    monkeypatch.setattr(scanning, "FULLY_DECODED", 1 << 40 if small else 0)
+    monkeypatch.setattr(
+        scanning, "group_offsets", lambda stream, given: seen.append(given) or offsets
+    )
+    monkeypatch.setattr(scanning, "_decode_all", lambda file, given, log: "is damaged")
+    record = scanning._scan_prepared(file, None)
+    assert seen == [packets]
+    assert (record.kind, record.offsets is offsets, record.headers) == (
+        Kind.PREPARED,
+        True,
+        b"avcC",
+    )
+    assert record.video[:4] == (4, 6.25, 64, 48)  # 4 ticks of 1/25 s from frame to frame
+    assert record.damage == ("is damaged" if small else "")
+    monkeypatch.setattr(scanning, "group_offsets", lambda stream, given: None)
+    assert scanning._scan_prepared(file, None) is None
+
+
+@pytest.mark.parametrize(
+    ("frames", "error", "said"),
+    [
+        ([[False], [False, False]], "", ""),
+        ([[False], [None, True]], "x", "cannot be decoded completely: 2 of 4 frames are damaged"),
+        ([[False]], "x", "is damaged: FFmpeg reports 'x'"),
+    ],
+)
+def test_damage_of_a_prepared_video_is_counted_to_its_last_frame(frames, error, said):
+    """The decoder holds a whole frame back until the end."""
+    made = {
+        number: [each if each is None else SimpleNamespace(is_corrupt=each) for each in row]
+        for number, row in enumerate(frames)
+    }
+    made[None] = [SimpleNamespace(is_corrupt=False)]
+    file = SimpleNamespace(decode=made.get)
+    log = SimpleNamespace(new=lambda: error)
+    assert scanning._decode_all(file, range(len(frames)), log) == said
+
+
+@pytest.mark.parametrize(("count", "damage"), [(1, "has only one frame"), (2, "")])
+def test_a_folder_has_the_size_of_its_first_picture_and_30_frames_per_second(
+    tmp_path, count, damage
+):
+    for number in range(count):
+        write_jpeg(tmp_path / f"{number}.jpg", 64 + 16 * number, 48)
+    record = scan(str(tmp_path))
+    assert (record.kind, record.video) == (Kind.FRAMES, (count, 30.0, 64, 48, None))
+    assert record.damage.startswith(damage)
+    assert bool(record.damage) == bool(damage)
 
 
 # Several videos.

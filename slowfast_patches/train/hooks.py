@@ -226,7 +226,7 @@ class Validate(Hook):
 
     def _validate_if_due(self, trainer: Trainer) -> None:
         progress = trainer.progress
-        is_due = progress.iteration in self._after or (progress.ended and progress.iteration > 0)
+        is_due = progress.iteration in self._after or progress.ended
         if not is_due or progress.last_evaluation == progress.iteration:
             return
         step = trainer.schedule.at(progress.iteration - 1)

@@ -236,6 +236,8 @@ def test_when_a_validation_is_due(trainer):
     assert validate(trainer, {3, 5})[0] == 3, "a hook has ended the training here"
     trainer.progress = Progress(iteration=0, ended=True)
     assert validate(trainer, {3}) == []
+    trainer.progress = Progress(iteration=1, ended=True)
+    assert validate(trainer, {3})[0] == 0
     trainer.progress = Progress(iteration=4, evaluations=[{"iteration": 2}])
     assert validate(trainer, {4}, "after_step")[0] == 3
 

@@ -290,6 +290,13 @@ def test_other_processes_know_the_best_and_write_nothing(trainer, keep, tmp_path
     assert trainer.progress.best == {"iteration": 2, "top1": 1.0}
 
 
+def test_a_validation_that_a_resumed_run_repeats_may_be_the_best(trainer, tmp_path):
+    trainer.progress.evaluations = [{"iteration": 4, "top1": 9.0}]
+    KeepBest(str(tmp_path), "top1", lambda _: FACTS).before_train(trainer)
+    assert trainer.progress.best == {"iteration": 4, "top1": 9.0}
+    assert checkpoints.load(checkpoints.best_checkpoint(tmp_path)).iteration == 4
+
+
 def test_an_evaluation_of_an_earlier_iteration_is_no_best(trainer, tmp_path):
     trainer.progress.evaluations = [{"iteration": 3, "top1": 9.0}]
     KeepBest(str(tmp_path), "top1", NONE).before_train(trainer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -191,6 +192,27 @@ def test_statistics_are_not_broadcast_and_gradients_are_views_of_buckets():
     assert wrapped.broadcast_buffers is False
     assert wrapped.gradient_as_bucket_view is True
     assert wrapped.device_ids is None
+
+
+@pytest.mark.parametrize("device", [CPU, torch.device("cuda", 1)])
+def test_the_layout_of_gradients_is_fixed_and_a_renamed_option_is_not_warned_of(
+    monkeypatch, recwarn, device
+):
+    fixed = list[Any]()
+
+    class Wrapped:
+        def __init__(self, network: nn.Module, device_ids: Any, **options: object) -> None:
+            self.given = network, device_ids
+            warnings.warn("`broadcast_buffers` is deprecated: forward", FutureWarning, stacklevel=2)
+            warnings.warn("a slow network", UserWarning, stacklevel=2)
+
+    monkeypatch.setattr(parallel, "DistributedDataParallel", Wrapped)
+    monkeypatch.setattr(parallel, "fix_gradient_layout", fixed.append)
+    network = nn.Linear(2, 2)
+    made = parallel.in_parallel(network, device)
+    assert made.given == (network, None if device == CPU else [device])
+    assert fixed == [made]
+    assert [str(warning.message) for warning in recwarn] == ["a slow network"]
 
 
 @pytest.mark.usefixtures("_group")

@@ -103,9 +103,15 @@ def test_the_clips_of_a_video_are_views_by_crops_of_pixels_in_channels(predictor
 
 
 @pytest.mark.parametrize(("ensemble", "combined"), [("sum", torch.mean), ("max", torch.amax)])
-@pytest.mark.parametrize(("size", "passes"), [(1, [1, 1, 1]), (2, [2, 1]), (8, [3])])
-def test_views_are_scored_in_batches_and_combined(built, video, ensemble, combined, size, passes):
-    views = ("TEST.NUM_ENSEMBLE_VIEWS", 3, "TEST.BATCH_SIZE", size)
+@pytest.mark.parametrize(
+    ("size", "gpus", "passes"), [(1, 0, [1, 1, 1]), (4, 2, [2, 1]), (8, 1, [3])]
+)
+def test_views_are_scored_in_batches_and_combined(
+    monkeypatch, built, video, ensemble, combined, size, gpus, passes
+):
+    """The batch size is that of all GPUs. On this machine, there is none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    views = ("TEST.NUM_ENSEMBLE_VIEWS", 3, "TEST.BATCH_SIZE", size, "NUM_GPUS", gpus)
     predictor = built(*views, "DATA.ENSEMBLE_METHOD", ensemble)
     clips = predictor.clips(video)
     with torch.no_grad():
@@ -268,6 +274,11 @@ def test_a_given_recipe_is_used_instead_of_the_stored_one(trained, stored, tmp_p
     recipe.write_text(stored["cfg"].replace("ENSEMBLE_METHOD: sum", "ENSEMBLE_METHOD: max"))
     with pytest.raises(UserError, match=r"ENSEMBLE_METHOD sum there, max here"):
         load_model(trained, recipe)
+
+
+def test_keys_that_contradict_the_stored_recipe_are_refused(trained):
+    with pytest.raises(UserError, match=r"not possible with DATA\.MULTI_LABEL False"):
+        read_checkpoint(trained, None, ("MODEL.LOSS_FUNC", "bce_logit"))
 
 
 def test_weights_that_lack_a_tensor_of_the_model_are_refused(saved, stored):

@@ -48,6 +48,7 @@ def test_panels_show_the_shapes_and_the_rate(schedule, tmp_path):
         heights = {segment[0][1] for segment in axes.collections[0].get_segments()}
         assert heights == short
     assert panels[0].get_yscale() == panels[-1].get_yscale() == "log"
+    assert panels[0].yaxis.get_transform().base == 2
     expected, rates = panels[-1].lines[:2]
     x, y = rates.get_data()
     assert [schedule.at(int(i)).lr for i in x] == y.tolist()

@@ -76,7 +76,7 @@ def test_the_numbers_of_boxes_and_key_frames_are_logged(tmp_path, caplog):
 def test_crops_without_a_box_are_drawn_again_and_counted(folder):
     """Both boxes are at the left or right side of frames that are wider than the crop."""
     dataset = build_dataset(recipe_of(folder, *KEYS), "train")
-    requests = [ClipRequest(n % 2, n, Shape(64, 2, 32), 0) for n in range(200)]
+    requests = [ClipRequest(n % 2, n, Shape(64, 2, 32), 0) for n in range(60)]
     items = [dataset[request] for request in requests]
     assert all(Targets.of_labels(torch.tensor(item["label"])[None]).counts == 1 for item in items)
     resampled = [item["resampled"] for item in items]

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from slowfast_patches.config.recipe import default_recipe
+from slowfast_patches.experiments import beside
 from slowfast_patches.experiments.beside import train_beside
 from slowfast_patches.experiments.comparison import compare, make_variants
 from slowfast_patches.experiments.report import Report
@@ -293,7 +294,9 @@ def test_equal_iterations_scales_every_length_by_the_ratio_of_iterations(configs
 
 
 @pytest.fixture
-def fake_run_net(three, tmp_path, write_run) -> Path:
+def fake_run_net(three, tmp_path, write_run, monkeypatch) -> Path:
+    """Return a program that ends at once, so that it is looked at often."""
+    monkeypatch.setattr(beside, "_PERIOD", 0.02)
     script = tmp_path / "fake" / "run_net.py"
     for variant in three:
         write_run(Experiment(three, [0], script.parent), variant, 0, 100, top1=80.0, top5=90.0)

@@ -225,14 +225,14 @@ class TestOutcome:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "way", "message"),
     [
-        ("list", "train_list: 500 videos there, 900 here"),
-        ("weights", r"weights: file a\.pth, content .* there, file b\.pth"),
-        ("rate", r"SOLVER\.BASE_LR .* there, 0\.3 here"),
+        ("list", "--local", "train_list: 500 videos there, 900 here"),
+        ("list", "--slurm", "train_list: 500 videos there, 900 here"),
+        ("weights", "--slurm", r"weights: file a\.pth, content .* there, file b\.pth"),
+        ("rate", "--local", r"SOLVER\.BASE_LR .* there, 0\.3 here"),
     ],
 )
-@pytest.mark.parametrize("way", ["--local", "--slurm"])
 def test_results_of_another_list_weights_or_rate_are_not_used_and_nothing_is_started(
     cli: Callable,
     tmp_path: Path,

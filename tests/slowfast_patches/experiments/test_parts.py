@@ -330,6 +330,30 @@ def test_an_interruption_ends_the_runs_that_go_on_and_waits_for_them(
     assert (first.calls, second.calls) == ([], ["terminate", "wait"])
 
 
+def test_the_progress_bar_counts_the_iterations_of_all_runs(experiment, monkeypatch):
+    """Of 102 + 36 iterations with each seed, the first run has 5 at two looks, and then ends."""
+    bar = mock.MagicMock(n=0)
+    bar.update = lambda more: setattr(bar, "n", bar.n + more)
+    made = list[dict[str, Any]]()
+
+    def new_bar(**options: Any) -> Any:
+        made.append(options)
+        return mock.MagicMock(__enter__=lambda self: bar)
+
+    def start(experiment: Experiment, variant: Variant, seed: int, *_: object) -> FakeRun:
+        folder = experiment.folder(variant, seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.jsonl").write_text('{"iteration": 5}\n')
+        return FakeRun(lambda: 1)
+
+    monkeypatch.setattr(beside, "tqdm", new_bar)
+    monkeypatch.setattr(beside, "_start", start)
+    monkeypatch.setattr(beside.time, "sleep", lambda seconds: None)
+    counts = [bar.n for _ in beside.train_beside(experiment, Path("net.py"), 1)]
+    assert counts == [0, 5, 10, 15, 20]
+    assert made[0]["total"] == 2 * (102 + 36)
+
+
 # Results of runs.
 
 
@@ -585,7 +609,7 @@ def test_rows_with_the_same_training_have_the_same_folder():
 
 @pytest.mark.parametrize(("count", "said"), [(1, "source. Measured"), (5, "source, 5 runs. Meas")])
 def test_published_runs_are_counted(experiment, count, said):
-    row = Row("one", "baseline.yaml", "baseline.yaml", metrics={"top1": Mean(70.0, None)})
+    row = Row("one", "baseline.yaml", "baseline.yaml", metrics={"top1": Mean(70.0, 0.25)})
     table = PaperTable("Title", ["top1"], (row,), "source", count, "A note.")
     costs = {"baseline": SimpleNamespace(iterations=102, epochs=6.0, flops=1e12, seconds=None)}
     report = report_table("table9", table, experiment, experiment.runs(), costs, "command")
@@ -595,7 +619,7 @@ def test_published_runs_are_counted(experiment, count, said):
     assert report.figure is None
     (cells,) = report.tables[0].rows
     assert cells[2:5] == ["102", "6.0", "1 TFLOP"]
-    assert cells[5:] == ["?", "70.0", "missing", "–", "missing", "0 of 2"]
+    assert cells[5:] == ["?", "70.0 ± 0.25", "missing", "–", "missing", "0 of 2"]
     assert math.isclose(report.content["rows"][0]["published"]["top1"]["mean"], 70)
 
 

@@ -148,3 +148,10 @@ def test_a_model_that_is_not_compiled_is_allowed():
     check_cuda_graphs(model)
     with pytest.raises(MultigridError, match=r"^the model \(Linear\) is compiled"):
         check_cuda_graphs(as_compiled(nn.Linear(1, 1), backend("cudagraphs")))
+
+
+def test_a_training_checks_its_model_in_the_first_iteration():
+    model = net()
+    as_compiled(model.stem, backend("cudagraphs"))
+    with pytest.raises(MultigridError, match="is compiled with CUDA graphs"):
+        begin(model)

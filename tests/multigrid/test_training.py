@@ -281,9 +281,10 @@ def test_a_parameter_group_that_is_added_keeps_its_ratio_to_the_others():
 
 def test_an_index_may_be_any_integer():
     training = new_training()
-    for batch in (np.int64(0), torch.tensor(1), {"iteration": torch.tensor([2, 2])}):
+    stacked = [{"iteration": torch.tensor(numbers)} for numbers in ([2, 2], [3])]
+    for batch in (np.int64(0), torch.tensor(1), *stacked):
         training.begin(batch)
-    assert training.iteration == 3
+    assert training.iteration == 4
 
 
 def test_a_data_set_of_another_length_is_refused():
@@ -295,6 +296,26 @@ def test_a_data_set_of_another_length_is_refused():
 def test_no_micro_batches_are_refused(steps):
     with pytest.raises(ValueError, match=f"accumulation_steps is {steps}, but must be 1 or more"):
         Training(SCHEDULE, accumulation_steps=steps)
+
+
+def test_a_mini_batch_is_divided_only_in_an_iteration():
+    with pytest.raises(ValueError, match=r"no iteration has begun\. Call training\.begin\(batch\)"):
+        next(new_training().micro_batches({}))
+
+
+def test_a_mini_batch_in_one_part_may_be_of_any_kind_and_model():
+    """Its BN layers need not be converted, and it need not have one row for each clip."""
+    model = nn.Sequential(nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4))
+    schedule = make_schedule(
+        SCHEDULE.base, VIDEOS, SCHEDULE.learning_rate, CYCLES, bn_group_size=None
+    )
+    training = Training(schedule, model, torch.optim.SGD(model.parameters(), lr=0.0))
+    training.begin(0)
+    (part,) = training.micro_batches({"clips": "in another place"})
+    assert (part.batch, part.weight, part.is_last) == ({"clips": "in another place"}, 1.0, True)
+    training.accumulation_steps = 2
+    with pytest.raises(ValueError, match="layers that were not converted"):
+        next(training.micro_batches({"clips": "in another place"}))
 
 
 # What a loop on several processes needs.

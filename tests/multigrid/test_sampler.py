@@ -80,6 +80,11 @@ def test_a_sampler_may_start_at_the_end_but_at_no_other_iteration(schedule):
             MultigridBatchSampler(schedule, SEED, start=start)
 
 
+def test_processes_that_do_not_divide_the_mini_batches_are_refused(schedule):
+    with pytest.raises(ValueError, match="cannot be divided over 3 processes"):
+        MultigridBatchSampler(schedule, SEED, 0, 3)
+
+
 def test_a_framework_is_told_that_mini_batches_are_already_divided(schedule):
     with pytest.raises(ValueError, match=r"Do not pass the loader to accelerator\.prepare"):
         _ = MultigridBatchSampler(schedule, SEED).batch_size

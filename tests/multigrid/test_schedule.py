@@ -162,6 +162,14 @@ def test_warmup_in_epochs_ends_after_as_many_passes(exponent):
     assert schedule.at(0).lr == pytest.approx(scale * 0.1)
 
 
+def test_a_warmup_that_is_longer_than_the_training_keeps_its_share():
+    """A tenth of 30 epochs is not the 4 epochs of the warm-up."""
+    rate = SteppedRate(RATE.ends, RATE.rates, Warmup(start=0.1, epochs=4))
+    options = {"epoch_factor": 0.1, "bn_group_size": None}
+    made = make_schedule(BASE, VIDEOS, rate, warmup_in_epochs=True, **options)
+    assert made == make_schedule(BASE, VIDEOS, rate, **options)
+
+
 def test_without_fine_tuning_the_last_stage_is_a_cycle_at_its_own_rate():
     """The last stage, epochs 24 to 30, has four shapes of 1.5 epochs each.
 

@@ -30,6 +30,7 @@ def test_each_stage_ends_after_its_epochs_and_has_its_own_rate_and_bn_groups():
     assert [schedule.at(i).bn_group_size for i in (0, 79, 80)] == [8, 8, 4]
     assert schedule.epochs == 5
     assert schedule.clips == 5 * VIDEOS
+    assert not any(phase.fine_tuning for phase in schedule.phases)
 
 
 def test_a_stage_without_a_rate_follows_the_policy_at_the_epoch():

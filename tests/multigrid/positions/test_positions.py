@@ -131,6 +131,15 @@ def test_a_coarse_clip_trains_all_weights_and_its_coverage_moves_the_positions(n
     assert torch.equal(model.eval()(coarse).logits, plain), "an evaluation's clips cover 1"
 
 
+def test_the_predictor_of_v_jepa_2_keeps_the_positions_of_the_patches_that_it_is_given():
+    kind, options = KINDS["vjepa2"]
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}Model")(transformers.VJEPA2Config(**options)).eval()
+    before = model(clips()).predictor_output.last_hidden_state
+    after = convert_positions(model)(clips()).predictor_output.last_hidden_state
+    assert torch.allclose(after, before, atol=1e-5)
+
+
 def test_shapes_that_cannot_be_cut_are_refused_with_the_way_out():
     model = build("videomae")
     coarse = [Shape(8, 8, 32), Shape(16, 4, 16)]

@@ -480,3 +480,26 @@ def test_the_callback_fixes_the_layout_of_gradients_and_knows_its_epochs(tmp_pat
     fit(module, tmp_path, max_epochs=1, enable_checkpointing=False)
     assert fixed == [module]
     assert MultigridCallback(SCHEDULE).epochs == EPOCHS
+
+
+@pytest.mark.parametrize(
+    ("most", "steps", "stops"), [(-1, 7, False), (8, 7, False), (7, 7, True), (0, 0, True)]
+)
+def test_an_iteration_is_over_whether_the_module_stepped_or_not(most, steps, stops):
+    """The callback stops the training after max_steps, so that Lightning validates."""
+    multigrid, model = MultigridCallback(SCHEDULE), nn.Linear(1, 1)
+    training = multigrid.training
+    training.model, training.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.0)
+    training.begin(0)
+    model(torch.ones(1, 1)).sum().backward()
+    assert multigrid.state_dict()["iteration"] == 0
+    trainer = SimpleNamespace(max_steps=most, global_step=steps, should_stop=False)
+    multigrid.on_train_batch_end(trainer, model, None, None, 0)
+    assert multigrid.state_dict()["iteration"] == 1
+    assert trainer.should_stop is stops
+
+
+def test_the_loader_has_an_empty_state_so_that_lightning_resumes_within_an_epoch():
+    loader = MultigridCallback(SCHEDULE).loader(Clips(VIDEOS))
+    assert loader.state_dict() == {}
+    loader.load_state_dict({})

@@ -134,6 +134,12 @@ def test_a_clip_is_read_under_its_shape_and_the_config_is_as_before():
     assert cfg.dump() == before
 
 
+def test_a_clip_may_have_as_many_frames_as_channels():
+    clips = ConfiguredClips(Asked(new_config()), new_config(), BASE)
+    frames, *_ = clips[ClipRequest(5, 0, Shape(8, 3, 16), 0)]
+    assert frames[-1].shape == (3, 3, 16, 16)
+
+
 def test_draws_follow_seed_epoch_and_video_and_leave_the_generators_alone():
     clips = ConfiguredClips(Asked(new_config()), new_config(), BASE)
 

@@ -26,6 +26,7 @@ from multigrid.integrations.pyslowfast_arguments import check_arguments, explain
 from multigrid.integrations.pyslowfast_tools import provide_private_package, train_and_test
 from tests.multigrid.integrations.configs import VIDEOS, Asked, Net, new_config
 
+COSINE = ("SOLVER.LR_POLICY", "cosine", "MULTIGRID.LONG_CYCLE", False)
 CYCLES_OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
 
 pytestmark = pytest.mark.filterwarnings("ignore:the training ends", "ignore:the baseline has")
@@ -100,7 +101,7 @@ def train(host, cfg, *, start=0, stop=None):
     model = host.models.made_by(cfg)
     optimizer = torch.optim.SGD([{"params": model.parameters(), "decay": 0.5}], lr=0.0)
     loader = host.loader.construct_loader(cfg, "train")
-    assert len(loader) == 3, "iterations of the longest epoch"
+    assert len(loader) == multigrid.multigrid.longest_epoch
     writer, seen = host.tensorboard_vis.TensorboardWriter(), []
     for epoch in range(start, cfg.SOLVER.MAX_EPOCH):
         assert multigrid.update_long_cycle(cfg, epoch) == (cfg, False)
@@ -129,10 +130,13 @@ def called(host, name):
     return [(args, options) for found, args, options in host.calls if found == name][-1]
 
 
-def test_the_script_trains_the_schedule(host):
+def test_the_script_trains_the_schedule(host, caplog):
+    """With a cosine, each iteration has a rate of its own."""
+    caplog.set_level("INFO")
     enable()
-    schedule = PySlowFastMultigrid(new_config(), VIDEOS).schedule
-    run = train(host, new_config())
+    schedule = PySlowFastMultigrid(new_config(*COSINE), VIDEOS).schedule
+    run = train(host, new_config(*COSINE))
+    assert "replaces in PySlowFast: config.defaults.get_cfg, " in caplog.text
     expected = [(step.shape, step.lr, step.bn_group_size) for step in schedule.steps()]
     assert [row[:3] for row in run.seen] == expected
     assert run.steps == list(range(schedule.iterations)), "TensorBoard counts iterations"
@@ -163,6 +167,17 @@ def test_an_epoch_started_first_is_that_of_the_whole_training(host):
     assert rest.seen == whole.seen[-len(rest.seen) :]
     assert rest.steps == whole.steps[-len(rest.seen) :]
     assert 0 < len(rest.seen) < len(whole.seen)
+
+
+def test_one_loader_serves_all_epochs_until_another_epoch_is_started(host):
+    """Each loader starts the worker processes."""
+    enable()
+    made = PySlowFastMultigrid.loader
+    with mock.patch.object(PySlowFastMultigrid, "loader", autospec=True, side_effect=made) as count:
+        run = train(host, new_config(), stop=1)
+        assert count.call_count == 1
+        host.loader.shuffle_dataset(run.loader, 0)
+        assert count.call_count == 2
 
 
 def test_other_loaders_are_those_of_the_baseline(host):

@@ -160,7 +160,8 @@ def test_whether_a_codec_reorders_is_probed_if_it_is_in_doubt(monkeypatch, reord
 
     monkeypatch.setattr(scanning, "open_video", probed)
     found = SimpleNamespace(packets=stamps(0, 1, 2))
-    assert scanning._are_in_order(found, file_of(reorders=True, is_probed=False)) != reorders
+    in_order = scanning._are_in_order(found, file_of(reorders=True, is_probed=False))
+    assert in_order is (not reorders)
     assert asked == ["a.mkv"]
 
 
@@ -191,8 +192,9 @@ def test_the_rate_is_the_average_or_else_the_guess_or_else_none():
     guessed = file_of(average_rate=None, guessed_rate=Fraction(15), time_base=Fraction(1, 15))
     assert scanning._timing(guessed, two).fps == 15
     nothing = file_of(average_rate=None, guessed_rate=None, time_base=None)
-    with pytest.raises(UnreadableVideoError, match="no frame rate"):
-        scanning._timing(nothing, None)
+    for times in (None, two):
+        with pytest.raises(UnreadableVideoError, match="no frame rate"):
+            scanning._timing(nothing, times)
     jump = np.array([0, 1, 2, 9000, 9001], np.int64)
     assert scanning._timing(file_of(format="mpegts"), jump).fps == 25  # two joined files
     assert scanning._timing(file_of(format="matroska,webm"), jump).fps < 1
@@ -580,6 +582,13 @@ def test_many_videos_are_scanned_by_several_processes(monkeypatch, count, asked,
     assert len(found) == count
     assert found.get("3", scanning.KILLER) == scanning.KILLER
     assert found.get("4", "of 4") == "of 4"
+
+
+def test_an_unreadable_video_is_its_reason(tmp_path):
+    (tmp_path / "a.mp4").write_text("no video")
+    assert list(scan_each([str(tmp_path / "a.mp4")])) == [
+        (str(tmp_path / "a.mp4"), "cannot be opened: Invalid data found when processing input")
+    ]
 
 
 # Bad ones.

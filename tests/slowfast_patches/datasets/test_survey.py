@@ -167,6 +167,7 @@ def test_the_times_and_the_end_are_those_of_all_packets():
     assert found.last == 7
     assert found.end == 10  # a packet of an unknown place
     assert survey(Packet(0, key=True), Packet(9, dts=4)).last == 9
+    assert survey(Packet(0, key=True)).last == survey(Packet(None, key=True)).last == 0
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,12 @@ def test_a_file_that_is_not_only_arrays_is_refused(
     assert not (tmp_path / "executed").exists()
 
 
+def test_a_refused_type_of_numbers_is_named(tmp_path: Path):
+    content = pickle.dumps({"blobs": {"a": np.array([None])}}, protocol=2)
+    with pytest.raises(ValueError, match=r"it contains numpy\.dtype of O8, but only arrays"):
+        read_blobs(written(tmp_path, content))
+
+
 def test_what_was_set_in_one_file_is_not_there_in_the_next(tmp_path: Path):
     defaults = b"cnumpy\ndtype\n(N}U\x0c__defaults__)stb."
     with pytest.raises(ValueError):

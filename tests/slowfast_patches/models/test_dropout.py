@@ -87,3 +87,9 @@ def test_a_model_with_a_mask_seed_draws_from_torchs_generator_as_seed_and_first_
     assert {drawn(None, [7]), drawn(5, None), drawn(5, [])} == {unseeded}
     assert drawn(5, [7, 8]) == drawn(5, [7])
     assert len({unseeded, drawn(5, [7]), drawn(5, [8]), drawn(6, [7])}) == 4
+
+
+@pytest.mark.parametrize("counts", [[1], [1, 1, 1]])
+def test_each_clip_needs_a_number_of_rows(counts):
+    with pytest.raises(ValueError, match="argument"):
+        ClipDropout(0.5, 0, FEATURES).draw([3, 4], counts)

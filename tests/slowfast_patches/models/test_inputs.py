@@ -72,6 +72,22 @@ def test_only_flagged_clips_are_mirrored_and_only_from_left_to_right():
             assert torch.equal(mirrored[number, ..., column], plain[number, ..., 5 - column])
 
 
+def test_a_cpu_converts_clip_by_clip_and_mirrors_only_what_is_flagged(monkeypatch):
+    """Each clip then stays in the cache, and `torch.where` is not called needlessly."""
+    converted, mirrored = [], []
+    convert, where = InputTransform._convert, torch.where
+
+    def counted(self, clips, flips, out):
+        converted.append(len(clips))
+        convert(self, clips, flips, out)
+
+    monkeypatch.setattr(InputTransform, "_convert", counted)
+    monkeypatch.setattr(torch, "where", lambda *args: mirrored.append(True) or where(*args))
+    transform("MODEL.ARCH", "i3d")(random_clips(), torch.tensor([False, True, False]))
+    assert converted == [1, 1, 1]
+    assert mirrored == [True]
+
+
 # Layout and type.
 
 

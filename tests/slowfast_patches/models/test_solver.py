@@ -135,6 +135,16 @@ def test_a_loaded_optimizer_keeps_its_own_speed_and_the_layout_of_its_weights():
         assert torch.equal(moments[name], expected[name])
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_state_of_another_number_of_groups_is_refused(count):
+    def made(groups: int) -> torch.optim.Optimizer:
+        weights = [nn.Parameter(torch.ones(2)) for _ in range(groups)]
+        return torch.optim.SGD([{"params": [weight]} for weight in weights], 0.1)
+
+    with pytest.raises(ValueError, match="zip"):
+        load_optimizer(made(2), made(count).state_dict())
+
+
 # Gradients of 3 and 4 have a norm of 5.
 @pytest.mark.parametrize(
     ("overrides", "expected"),

@@ -39,6 +39,11 @@ def test_an_average_is_a_copy_that_is_not_trained():
     assert average.weight.all()
 
 
+def test_an_average_of_another_model_is_refused():
+    with pytest.raises(ValueError, match="zip"):
+        AverageUpdate(start_average(nn.Linear(2, 2)), nn.BatchNorm1d(2), 0.5)
+
+
 FROZEN = ("TRAIN.FREEZE", "s1,s2,s3,s[1-3]_fuse", "SOLVER.WEIGHT_DECAY", 0.1)
 """The optimizer has no state of frozen weights."""
 

@@ -302,6 +302,15 @@ def test_an_axis_with_a_window_of_one_is_not_pooled():
     assert torch.allclose(pooled, maps.mean((3, 4), keepdim=True))
 
 
+def test_a_window_of_two_is_the_whole_map_of_two():
+    model = Net()
+    model.conv = nn.Conv3d(3, 4, 3, (4, 4, 4), 1)  # 8 frames become 2
+    model.pool = nn.AvgPool3d((2, 8, 8), stride=1)
+    new_multigrid().convert(model)
+    maps = torch.randn(2, 4, 5, 3, 3)
+    assert torch.allclose(model.pool.train()(maps), maps.mean((2, 3, 4), keepdim=True))
+
+
 class Pathways(Net):
     """Network that notes the shapes of its inputs."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 
@@ -20,8 +21,7 @@ def provide_private_package(tools: Path) -> None:
     parts = _PRIVATE.split(".")
     if parts[0] in sys.modules or find_spec(parts[0]) is not None:
         return
-    for end in range(1, len(parts) + 1):
-        name = ".".join(parts[:end])
+    for name in accumulate(parts, "{}.{}".format):
         module = sys.modules[name] = ModuleType(name)
         module.__path__ = [str(tools)] if name == _PRIVATE else []
 

@@ -429,11 +429,25 @@ def test_colours_of_processors_are_for_pixels_from_0_to_1(values, mean, std):
     assert processor_colours(values) == (pytest.approx(mean), pytest.approx(std))
 
 
-def test_the_layout_of_gradients_is_fixed_once_for_a_model(tmp_path, monkeypatch):
-    fixed = []
-    monkeypatch.setattr("multigrid.integrations.transformers.fix_gradient_layout", fixed.append)
+def test_the_layout_of_gradients_is_fixed_once_and_statistics_are_averaged_in_each_step(
+    tmp_path, monkeypatch
+):
+    fixed, averaged = [], []
+    place = "multigrid.integrations.transformers"
+    monkeypatch.setattr(f"{place}.fix_gradient_layout", fixed.append)
+    monkeypatch.setattr(f"{place}.average_running_stats", averaged.append)
     _, model = train(tmp_path)
     assert fixed == [model]
+    assert averaged == [model] * SCHEDULE.iterations
+
+
+def test_only_checkpoints_have_the_state_of_the_training(tmp_path):
+    trainer = trainer_of(tmp_path)
+    for name in ("checkpoint-7", "final"):
+        trainer.save_model(str(tmp_path / name))
+    assert (tmp_path / "checkpoint-7" / "multigrid.json").exists()
+    assert (tmp_path / "final" / "config.json").exists()
+    assert not (tmp_path / "final" / "multigrid.json").exists()
 
 
 def test_the_scheduler_is_saved_with_the_state_of_the_training(tmp_path):

@@ -114,7 +114,6 @@ class StepState:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Enclose the forward and backward passes of a step in which weights do not change."""
-        self._together.begin()
         try:
             yield
         finally:

@@ -72,6 +72,11 @@ def test_a_table_of_the_phases_of_cycles_gives_the_same_schedule(cycles):
 STAGE = Stage(FINE, until=5, rate=0.1)
 
 
+def test_a_stage_may_have_bn_groups_of_one_clip():
+    schedule = make_schedule(FINE, VIDEOS, stages=[replace(STAGE, bn_group_size=1)])
+    assert schedule.at(0).bn_group_size == 1
+
+
 @pytest.mark.parametrize(
     ("stages", "words"),
     [

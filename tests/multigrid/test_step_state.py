@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 
 import pytest
 import torch
@@ -225,6 +226,15 @@ def test_modules_that_come_later_are_found_and_parts_may_differ_until_then():
     training.begin(2)
     model.twice.group_size = 3
     assert (model.twice.group_size, model.wide[1].group_size) == (3, SCHEDULE.at(2).bn_group_size)
+
+
+@pytest.mark.parametrize(("size", "is_warned"), [(2, True), (None, False)])
+def test_a_group_size_without_layers_is_warned_of(size, is_warned):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        StepState(nn.Linear(1, 1)).set_group_size(size)
+    assert len(told) == is_warned
+    assert all("has no GroupedBatchNorm3d" in str(one.message) for one in told)
 
 
 def test_train_undoes_what_evaluation_changed_and_keeps_frozen_layers():

@@ -37,12 +37,11 @@ class _Repeated(NamedTuple):
 class NormsTogether:
     """Small operations of the BN layers of a model, done for all layers at once.
 
-        norms.begin()                   # the weights may have changed
         norms.before_forward(clips)
         ...                             # forward
         norms.after_forward()           # counters and running statistics are updated here
         ...                             # backward
-        norms.end()
+        norms.end()                     # before the weights change
 
     The results equal those of layers that work alone, up to rounding in sums over groups. Layers in
     evaluation mode are left out. Layers without scale or running statistics work alone, and so do
@@ -60,10 +59,6 @@ class NormsTogether:
         self._repeated = dict[int, _Repeated]()
         self._places = dict[GroupedBatchNorm3d, Place]()
         self._stats: Tensor | None = None
-
-    def begin(self) -> None:
-        """Forget the scales and shifts of the previous step."""
-        self._repeated = {}
 
     def before_forward(self, clips: int) -> None:
         """Prepare the layers for a forward pass with this number of clips on this process."""
@@ -102,7 +97,7 @@ class NormsTogether:
                 self._track(stats, is_first=number == 0)
 
     def end(self) -> None:
-        """Let the layers work alone again."""
+        """Let the layers work alone again, and forget the repeated scales and shifts."""
         self.values.places = {}
         self._places = {}
         self._repeated = {}

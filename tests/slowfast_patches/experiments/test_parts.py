@@ -408,6 +408,33 @@ def test_missing_runs_are_trained_in_turn_and_a_failure_before_is_forgotten(
     assert count_cell(experiment, found, multigrid) == "0 of 2, 2 failed"
 
 
+@pytest.mark.parametrize("reason", ["another machine", "other runs beside it"])
+def test_times_of_steps_are_compared_where_wall_clock_times_cannot_be(
+    experiment, write_run, reason
+):
+    """Steps take 60 and 20 s, and 102 and 36 iterations are done."""
+    baseline, multigrid = experiment.variants
+    machine = {"processor": "slide rule", "cores": 1, "gpus": []}
+    write_run(experiment, baseline, 4, 100, top1=50.0)
+    more = {"machine": machine} if reason == "another machine" else {}
+    write_run(experiment, multigrid, 4, 50, top1=50.0, **more)
+    if not more:
+        (experiment.folder(multigrid, 4) / "beside_others.log").touch()
+    found = experiment.runs().iloc[1]
+    assert (found["speed_up"], found["iteration_factor"]) == pytest.approx((3, 102 / 36))
+    assert math.isnan(found["total_speed_up"])
+    found = replace(experiment, step_seconds=None).runs().iloc[1]
+    assert math.isnan(found["speed_up"])
+    assert math.isnan(found["total_speed_up"])
+    assert found["iteration_factor"] == pytest.approx(102 / 36)
+
+
+def test_an_output_that_is_no_folder_is_refused_before_a_run(experiment):
+    experiment.output.touch()
+    with pytest.raises(UserError, match=r"^--output .*cannot be written: a file is in the place"):
+        next(runs.train(experiment, Path("net.py")))
+
+
 def test_the_output_of_a_run_goes_to_standard_error(capfd):
     assert runs._run(["sh", "-c", "echo said; exit 3"]).returncode == 3
     assert capfd.readouterr() == ("", "said\n")
@@ -607,7 +634,7 @@ def test_rows_with_the_same_training_have_the_same_folder():
     assert (reference.folder, reference.start) == ("Kinetics/B", "imagenet")
 
 
-@pytest.mark.parametrize(("count", "said"), [(1, "source. Measured"), (5, "source, 5 runs. Meas")])
+@pytest.mark.parametrize(("count", "said"), [(1, "source. Measured"), (2, "source, 2 runs. Meas")])
 def test_published_runs_are_counted(experiment, count, said):
     row = Row("one", "baseline.yaml", "baseline.yaml", metrics={"top1": Mean(70.0, 0.25)})
     table = PaperTable("Title", ["top1"], (row,), "source", count, "A note.")

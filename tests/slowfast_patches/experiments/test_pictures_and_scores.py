@@ -140,6 +140,9 @@ def test_the_source_of_the_step_times_is_read_whole_below_a_panel(has_lengths: b
     figure.draw_without_rendering()
     label = figure.axes[0].xaxis.label
     assert " ".join(label.get_text().split()) == f"seconds of training ({times})"
+    assert not label.get_parse_math()
+    longest = max(map(len, label.get_text().splitlines()))
+    assert (50 < longest <= 80) is not has_lengths, "a panel beside others has shorter lines"
     box = label.get_window_extent()
     assert box.x0 >= 0
     assert box.x1 <= figure.bbox.x1
@@ -288,6 +291,7 @@ def test_a_job_is_described_with_what_this_machine_lacks(two, tmp_path, monkeypa
     assert text == f"the plan\n\n{batch}"
     names = [f"{tmp_path}/{split}.csv is not on this machine" for split in ("train", "val", "test")]
     assert [warning.partition(". It must")[0] for warning in warnings] == names
+    assert check(written, written.replaced({"DATA.NUM_TRAIN_VIDEOS": 1}))[0] == text
     unknown = written.replaced({"DATA.NUM_TRAIN_VIDEOS": 0})
     assert check(written, unknown)[0] == batch
     (tmp_path / "train.csv").write_text("a.mp4 0\n" * 136)

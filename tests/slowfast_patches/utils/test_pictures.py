@@ -17,6 +17,8 @@ def test_panels_are_in_rows_and_share_their_axes():
     assert panels[0].get_shared_y_axes().joined(panels[0], panels[1])
     assert not panels[0].spines["top"].get_visible()
     assert all(axes.get_axisbelow() is True for axes in panels), "curves are above the grid"
+    grids = [(axis.get_gridlines()[0].get_visible()) for axis in (panels[0].yaxis, panels[0].xaxis)]
+    assert grids == [True, False]
     one = new_figure(2, 4, 3, ratios=[3.0, 1.0])[1]
     assert not one[0].get_shared_y_axes().joined(one[0], one[1])
     assert one[0].get_subplotspec().get_gridspec().get_height_ratios() == [3.0, 1.0]

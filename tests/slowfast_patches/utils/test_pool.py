@@ -77,6 +77,7 @@ def test_jobs_of_a_crash_run_again_and_only_the_one_that_crashes_alone_is_blamed
     found = dict(run_each(work, jobs, 2, jobs_per_worker=2))
     assert isinstance(found.pop("kills"), WorkerCrashed)
     assert found == {"a": "aa", "b": "bb", "once": "onceonce", "c": "cc", "d": "dd"}
+    assert CALLS["kills"] == 3, "once beside others, and twice alone"
     assert {pool.workers for pool in Pool.made} == {1, 2}
     assert all(pool.ended and pool.safe == "1" for pool in Pool.made)
     assert "PYTHONSAFEPATH" not in os.environ

@@ -483,6 +483,7 @@ def test_bars_are_for_terminals(monkeypatch, terminal, variable, shown):
         if not bar.disable:
             assert (bar.total, bar.n, bar.leave) == (8, 3, False)
             assert bar.desc.startswith("name")
+            assert bar.dynamic_ncols, "it follows the width of the terminal"
             assert 0 < bar.smoothing < 1, "tqdm takes the share of the newest speed"
         bar.close()
 

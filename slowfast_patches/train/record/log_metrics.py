@@ -315,14 +315,14 @@ def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
         evaluation: Last iteration whose validation entry is kept. Entries of a test are deleted,
             because a test follows.
     """
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = path.read_bytes().splitlines() if path.exists() else []
     records = [record_of(line) for line in lines]
     damaged = records[:-1].count(None)  # a kill may leave an incomplete last line
     if damaged:
         logger.warning("%d damaged lines of %s are removed.", damaged, path)
     last = {"train": iteration, "val": evaluation, "test": -1}
     kept = [
-        line.rstrip(b"\r\n") + b"\n"
+        line + b"\n"
         for line, record in zip(lines, records, strict=True)
         if record and record["iteration"] <= last.get(record["type"], iteration)
     ]

@@ -404,7 +404,7 @@ def test_which_lines_a_resumed_run_keeps(tmp_path, caplog):
     assert path.read_text().splitlines() == kept
     assert path.read_text().endswith("\n")
     assert caplog.text == ""
-    path.write_text("\n".join([kept[0], "damaged", "damaged", kept[1], "torn"]))
+    path.write_text("\n".join([kept[0], "damaged", kept[1], "damaged", "torn"]))
     _keep_lines_until(path, 4, 2)
     assert f"2 damaged lines of {path} are removed." in caplog.text
 

@@ -333,6 +333,34 @@ def test_differences_that_are_accepted_are_noted(recipe, tmp_path, monkeypatch, 
     assert asked == [(3, IDENTITY, recipe, path, rates) for rates in (True, False)]
 
 
+@pytest.mark.parametrize(
+    ("differing", "accepted", "others"),
+    [
+        ({"SOLVER.BASE_LR": "a", "rates": "b"}, ["a"], []),
+        ({"SOLVER.WARMUP_START_LR": "a", "DATA.MEAN": "b"}, None, ["DATA.MEAN"]),
+        ({"rates": "a"}, None, ["rates"]),
+        ({"RNG_SEED": "a", "SOLVER.COSINE_END_LR": "b"}, ["a", "b"], []),
+        ({}, [], []),
+    ],
+)
+def test_rates_that_follow_from_accepted_keys_are_accepted(
+    recipe, monkeypatch, tmp_path, differing, accepted, others
+):
+    """The user accepts RNG_SEED, and rates may differ."""
+    monkeypatch.setattr(resume, "differences_between", lambda *_: dict(differing))
+    given = recipe.replaced({"TRAIN.ACCEPT_CHANGES": ("RNG_SEED",)})
+    checked = made(identity=IDENTITY.to_json()), IDENTITY, given, tmp_path / "a.pyth"
+    if accepted is None:
+        said = rf"^{checked[3]} is of another run: .*ACCEPT_CHANGES {','.join(others)}\.$"
+        with pytest.raises(UserError, match=said):
+            resume.check_same_run(*checked, rates_may_differ=True)
+    else:
+        assert resume.check_same_run(*checked, rates_may_differ=True) == accepted
+    if differing.keys() - {"RNG_SEED"}:
+        with pytest.raises(UserError, match="is of another run"):
+            resume.check_same_run(*checked)
+
+
 def test_a_torn_checkpoint_is_renamed_and_named(recipe, tmp_path, caplog):
     older, torn = save(tmp_path, 2), save(tmp_path, 4)
     torn.write_bytes(b"torn")

@@ -259,6 +259,8 @@ def test_tables_make_their_folder(tmp_path):
     path = tmp_path / "a" / "b" / "scores.csv"
     result_tables.write_predictions(path, ["a"], [None], ["cat"])
     assert path.read_text() == "video,prediction,probability,cat\na\n"
+    result_tables.write_predictions(path, ["a"], [None], None)
+    assert path.read_text() == "video,prediction,probability\na\n", "no classes are known"
 
 
 def test_a_class_without_videos_has_no_accuracy(tmp_path, monkeypatch):
@@ -302,13 +304,14 @@ def test_a_confusion_matrix_is_drawn_in_percent_of_its_rows(
     )
     monkeypatch.setattr(result_tables, "save_figure", lambda *given: drawn.append(given))
     counts = torch.zeros(classes, classes, dtype=torch.int64)
-    counts[0, 0], counts[0, 1] = 3, 1
+    counts[0, 0], counts[0, 1], counts[1, 1] = 3, 1, 1
     names = ["a$b", *map(str, range(1, classes))]
     result_tables._plot_confusion(tmp_path / "a.png", counts, names)
     size, (percents, labels), options, grid, saved = drawn
     assert (size["rows"], size["width"], size["height"]) == pytest.approx((1, side + 1, side))
     assert percents[0].tolist() == [75.0, 25.0, *[0.0] * (classes - 2)]
-    assert percents[1].tolist() == [0.0] * classes
+    assert percents[1].tolist() == [0.0, 100.0, *[0.0] * (classes - 2)]
+    assert not percents[2:].any()
     assert labels == [r"a\$b", *names[1:]]
     assert options["include_values"] == numbers
     assert (said["xlabel"], said["ylabel"]) == ("prediction", "label")

@@ -123,12 +123,14 @@ def test_a_training_is_checked_with_its_lists_and_shapes(check, calls):
 def test_changes_of_clips_are_checked_with_the_smallest_clip(check, calls, monkeypatch):
     """2 × 64 and 8 × 16 are 128 each, so the first of them counts."""
     changes = [
-        SimpleNamespace(switch=switch, check=lambda recipe, *size: calls.append(("changes", *size)))
+        SimpleNamespace(
+            switch=switch, check=lambda recipe, *size, s=switch: calls.append((s, *size))
+        )
         for switch in ("MULTIGRID.LONG_CYCLE", "TRAIN.COMPILE")
     ]
     monkeypatch.setattr(runs, "CLIP_TRANSFORMS", changes)
     check()
-    assert [call for call in calls if call[0] == "changes"] == [("changes", 2, 64)]
+    assert [call for call in calls if "." in call[0]] == [("MULTIGRID.LONG_CYCLE", 2, 64)]
 
 
 def test_frozen_and_inflated_parameters_need_weights(check, note, calls):
@@ -188,6 +190,16 @@ def test_weights_are_checked_unless_a_run_resumes(note, calls, tmp_path, keys, r
     runs._check_files_of_main(recipe, resumes)
     assert calls == [("used_hooks", recipe), ("hook", recipe), *checked]
     assert (tmp_path / "out" / "run.lock").exists()
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_files_of_the_task_are_checked(note, calls, tmp_path, trains):
+    note("task_of", SimpleNamespace(check_files=lambda: calls.append(("files",))))
+    for name in ("tested_file", "check_file", "local_file", "check_same_scores"):
+        note(name)
+    recipe = config().replaced({"OUTPUT_DIR": str(tmp_path), "TRAIN.ENABLE": trains})
+    runs._check_files_of_main(recipe, False)
+    assert names(calls)[:2] == ["task_of", "files"]
 
 
 def test_a_test_checks_the_file_that_it_tests_and_locks_nothing(note, calls, tmp_path):

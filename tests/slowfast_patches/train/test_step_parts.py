@@ -73,7 +73,9 @@ def test_dropout_is_seeded_by_the_clips_of_the_process(monkeypatch):
     assert seeds == [900, 901]
 
 
-@pytest.mark.parametrize(("parts", "added"), [(1, []), (3, [False, False, True])])
+@pytest.mark.parametrize(
+    ("parts", "added"), [(1, []), (2, [False, True]), (3, [False, False, True])]
+)
 def test_gradients_are_summed_where_there_are_several(monkeypatch, parts, added):
     calls = list[bool]()
     monkeypatch.setattr(_GradientSum, "add", lambda self, is_last: calls.append(is_last))
@@ -162,6 +164,15 @@ def test_weights_are_cast_once_a_step_unless_the_compiler_fuses_the_casts(
     monkeypatch.setattr(steps, "LoweredWeights", lambda *options: given.append(options))
     made = Stepper(config(**keys), convert_batchnorm(Net()), CPU)
     assert given == [(made.state.modules if cast else (), torch.bfloat16)]
+
+
+def test_the_average_moves_half_of_the_way_with_each_step():
+    made = stepper(MODEL__EMA_DECAY=0.5)
+    before = made.average.conv.weight.clone()
+    made(plan().at(0), batch_of(made))
+    after = made.model.conv.weight.detach()
+    assert not after.equal(before)
+    torch.testing.assert_close(made.average.conv.weight.detach(), (before + after) / 2)
 
 
 def test_a_state_has_an_average_only_if_there_is_one():

@@ -60,6 +60,17 @@ def test_flips_are_sent_only_if_a_clip_is_flipped(monkeypatch, flips, sent):
     assert counts == [sent]
 
 
+def test_layers_are_told_which_part_of_its_video_a_clip_covers(monkeypatch):
+    seen, made = list[Any](), stepper()
+    monkeypatch.setattr(made.state, "set_coverage", seen.append)
+    covered = torch.linspace(0, 1, 8)
+    made.forward_backward(plan().at(0), batch_of(made))
+    made.forward_backward(plan().at(0), batch_of(made, coverage=covered))
+    unknown, known = seen
+    assert unknown is None
+    assert known.equal(covered)
+
+
 def test_dropout_is_seeded_by_the_clips_of_the_process(monkeypatch):
     seeds = list[int]()
     monkeypatch.setattr(steps, "seed_masks", lambda model, seed: seeds.append(seed))

@@ -13,6 +13,7 @@ from torch import nn
 
 from multigrid import Shape, convert_batchnorm
 from slowfast_patches.registry import MODELS
+from slowfast_patches.tasks import Task
 from slowfast_patches.train import parallel
 from slowfast_patches.train import step as steps
 from slowfast_patches.train.dry_run import made_up_batch
@@ -58,6 +59,23 @@ def test_flips_are_sent_only_if_a_clip_is_flipped(monkeypatch, flips, sent):
     made = stepper()
     made.forward_backward(plan().at(0), batch_of(made, flips=torch.tensor(flips)))
     assert counts == [sent]
+
+
+class OneElement(nn.CrossEntropyLoss):
+    """A loss of a user with the shape (1,)."""
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return super().forward(logits, labels).view(1)
+
+
+def test_a_loss_with_one_element_is_like_a_scalar(monkeypatch):
+    scalar = stepper()
+    monkeypatch.setattr(Task, "loss", lambda *_: OneElement())
+    vector = stepper()
+    losses = [made.forward_backward(plan().at(0), batch_of(made)).loss for made in (scalar, vector)]
+    assert losses[0] == losses[1]
+    gradients = [made.model.conv.weight.grad for made in (scalar, vector)]
+    assert gradients[0].equal(gradients[1])
 
 
 def test_layers_are_told_which_part_of_its_video_a_clip_covers(monkeypatch):

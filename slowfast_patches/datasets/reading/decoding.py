@@ -154,9 +154,7 @@ def _decode_again(path: str, scanned: ScannedVideo, wanted: list[int]) -> Frames
             yield number, before
     lost = replaced or left
     if before is None or len(lost) > _MAX_REPLACED * len(wanted):
-        raise UnreadableVideoError(
-            f"cannot be decoded: the decoder did not return frame {lost[0] if lost else 0}"
-        )
+        raise UnreadableVideoError(f"cannot be decoded: the decoder did not return frame {lost[0]}")
     if replaced:
         warn_of_damage(path, f"frame {replaced[0]} does not decode, so the one before it is shown")
 

@@ -283,6 +283,12 @@ def test_decoding_stops_as_soon_as_all_wanted_frames_have_come(opened):
     assert [time for time, _ in file.used if time is not None] == [0, 10, 20, 30]
 
 
+def test_decoding_stops_by_frames_if_packets_are_out_of_step(opened):
+    file = File(*(packet(10 * n) for n in range(9)))
+    assert decoded(file, [1], opened, made=scanned(9, is_in_step=False)) == [0, 1]
+    assert [time for time, _ in file.used] == [0, 10]
+
+
 def test_frames_that_the_decoder_holds_are_taken_when_the_last_wanted_packet_was_sent(opened):
     """The decoder returns a frame two packets late."""
     late = [packet(0, frames=()), packet(10, frames=()), packet(20, frame(0)), packet(30)]
@@ -342,6 +348,23 @@ def test_a_frame_that_comes_after_a_later_one_has_a_wrong_timestamp(opened, said
     file = File(packet(0), packet(10, frame(20)), packet(20, frame(10)))
     assert decoded(file, [1, 2], opened) == [0, 2, 1]
     assert said == [("a", "frame 1 has a wrong timestamp")]
+
+
+def test_a_frame_that_comes_twice_is_not_out_of_order(opened, said):
+    file = File(packet(0), packet(10, frame(10), frame(10)), packet(20))
+    assert decoded(file, [1, 2], opened) == [0, 1, 1, 2]
+    assert said == []
+
+
+def test_an_error_in_a_picture_that_is_shown_before_the_key_frame_is_not_named(
+    opened, monkeypatch, said
+):
+    """The packets after the key frame at 20 are one that is shown at 10, and one at 30."""
+    packets = [packet(time, is_keyframe=time == 20) for time in (20, 10, 30)]
+    made = scanned(9, keys=np.array([0, 2]))
+    log = ("", "error", "")
+    decoded(File(*packets), [2, 3], opened, made=made, log=log, monkeypatch=monkeypatch)
+    assert [what for _, what in said if "error" in what] == []
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_two_files_of_one_target_are_refused_but_not_two_paths_of_one_file(tmp_p
 
 def test_the_scheme_of_a_remote_path_becomes_a_folder():
     assert local_form("s3://bucket/a.mp4") == "/s3/bucket/a.mp4"
+    assert local_form("s3://bucket/b://c.mp4") == "/s3/bucket/b://c.mp4"
     assert local_form("/data/a.mp4") == "/data/a.mp4"
 
 
@@ -84,6 +85,8 @@ def test_sources_within_the_videos_of_the_output_are_refused(tmp_path):
     (tmp_path / "link").symlink_to(out)
     with pytest.raises(ValueError, match="among the original videos"):
         check_apart(tmp_path / "link", [source(f"{out}/videos/a.mp4")])
+    with pytest.raises(ValueError, match="among the original videos"):
+        check_apart(out, [source(f"{tmp_path}/link/videos/a.mp4")])
 
 
 # The record.

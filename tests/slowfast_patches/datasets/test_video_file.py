@@ -110,6 +110,35 @@ def test_old_errors_are_dropped_when_there_are_many(monkeypatch):
     assert log.new() == "h264: new"
 
 
+@pytest.mark.parametrize(
+    ("level", "repeated", "set_to", "hidden"),
+    [
+        (None, True, [av.logging.ERROR, False], True),  # PyAV shows nothing
+        (av.logging.FATAL, True, [av.logging.ERROR, False], False),
+        (av.logging.ERROR, False, [], False),
+        (av.logging.WARNING, False, [], False),
+    ],
+)
+def test_errors_are_logged_each_time_but_not_shown_if_nothing_was(
+    monkeypatch, level, repeated, set_to, hidden
+):
+    ErrorLog()  # PyAV adds errors of this thread to a list
+    changes, levels = [], []
+    fake = SimpleNamespace(
+        ERROR=av.logging.ERROR,
+        get_level=lambda: level,
+        set_level=changes.append,
+        get_skip_repeated=lambda: repeated,
+        set_skip_repeated=changes.append,
+    )
+    monkeypatch.setattr(video_file.av, "logging", fake)
+    logger = SimpleNamespace(setLevel=levels.append)
+    monkeypatch.setattr(video_file, "logging", SimpleNamespace(getLogger=lambda name: logger))
+    ErrorLog()
+    assert changes == set_to
+    assert len(levels) == hidden
+
+
 # Packets.
 
 
@@ -232,6 +261,15 @@ def test_known_formats_are_opened_as_files_and_probing_can_be_kept_short(tmp_pat
     assert options["format_whitelist"].split(",") == [*FORMATS]
     assert options["max_pixels"] == str(MAX_PIXELS)
     assert ("skip_frame" in options, "analyzeduration" in options) == (not probes, not probes)
+
+
+def test_the_path_and_the_size_are_checked(tmp_path, monkeypatch):
+    checked = []
+    path = write_video(tmp_path / "a.avi", grey(4))
+    monkeypatch.setattr(video_file, "check_regular", checked.append)
+    monkeypatch.setattr(video_file, "check_pixels", lambda *size: checked.append(size))
+    with open_video(str(path)):
+        assert checked == [str(path), (64, 48)]
 
 
 def test_other_codecs_are_not_told_to_be_strict(tmp_path):

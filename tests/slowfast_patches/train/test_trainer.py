@@ -283,6 +283,23 @@ def test_each_hook_has_a_state_of_its_own(tmp_path):
     assert (first.steps, second.steps) == (3, 103)
 
 
+def test_a_hook_may_add_to_the_state_of_its_base_class(tmp_path):
+    class More(Hook):
+        def state_dict(self) -> dict:
+            return {**super().state_dict(), "a": 1}
+
+    assert make(tmp_path, More(), Hook()).hook_states() == {More.__qualname__: {"a": 1}}
+
+
+def test_processes_ask_each_other_for_stops_before_each_step(tmp_path):
+    trainer, calls = make(tmp_path), list[str]()
+    step = trainer.stepper.forward_backward
+    trainer.stop.ask = lambda: calls.append("ask")
+    trainer.stepper.forward_backward = lambda *given: calls.append("step") or step(*given)
+    trainer.train()
+    assert calls == ["ask", "step"] * 8
+
+
 def test_a_hook_may_end_the_training_as_a_complete_one(tmp_path):
     """Run the example of docs/training.md. Its hook sees a validation after the next iteration."""
     page = Path(__file__).parents[3] / "docs" / "training.md"

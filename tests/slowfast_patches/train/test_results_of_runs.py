@@ -263,6 +263,17 @@ def test_tables_make_their_folder(tmp_path):
     assert path.read_text() == "video,prediction,probability\na\n", "no classes are known"
 
 
+def test_tables_with_fewer_scores_than_names_are_refused(tmp_path):
+    """No video or class may lose its row in silence."""
+    with pytest.raises(ValueError, match="shorter"):
+        result_tables.write_predictions(tmp_path / "a.csv", ["a", "b"], [None], ["cat"])
+    scores, labels = torch.tensor([[0.6, 0.4]]), torch.tensor([[1, 0]])
+    found = Evaluation({}, scores, labels, torch.tensor([True]), precisions=[100.0])
+    with pytest.raises(ValueError, match="shorter"):
+        result_tables.write_tables(tmp_path, "a", found)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_class_without_videos_has_no_accuracy(tmp_path, monkeypatch):
     drawn = list[Any]()
     monkeypatch.setattr(result_tables, "_plot_confusion", lambda *given: drawn.append(given))

@@ -393,6 +393,12 @@ def test_the_counts_of_an_epoch_are_logged_at_its_end_and_forgotten(caplog):
     assert (counts, caplog.text) == ({}, "")
 
 
+def test_each_epoch_of_a_mini_batch_needs_its_number_of_unreadable_videos():
+    schedule = plan()
+    with pytest.raises(ValueError, match="longer"):
+        count_unreadable({}, schedule, schedule.at(0), [1, 2], 1.0)
+
+
 def test_epochs_of_a_mini_batch_by_hand():
     schedule = plan()
     step = schedule.at(0)

@@ -87,7 +87,12 @@ class Event:
 )
 def test_a_wait_in_which_the_gpu_computes_is_training(time, monkeypatch, busy, loading, training):
     done = time.now + busy
-    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(time, done))
+
+    def event(*, enable_timing):
+        assert enable_timing, "torch cannot tell the time between other events"
+        return Event(time, done)
+
+    monkeypatch.setattr(torch.cuda, "Event", event)
     clock = Clock()
     clock.load({"loading": 100.0, "training": 200.0})
     with clock.wait(GPU):

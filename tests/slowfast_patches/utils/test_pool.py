@@ -83,6 +83,15 @@ def test_jobs_of_a_crash_run_again_and_only_the_one_that_crashes_alone_is_blamed
     assert "PYTHONSAFEPATH" not in os.environ
 
 
+def test_jobs_are_submitted_a_little_ahead():
+    """Two workers with two jobs each have four, until the first result is taken."""
+    CALLS.clear()
+    results = run_each(work, "abcdefg", 2, jobs_per_worker=2)
+    next(results)
+    assert CALLS.total() == 4
+    assert len(list(results)) == 6
+
+
 def test_without_workers_jobs_run_here_in_their_order():
     assert list(run_each(work, ["a", "b"], 0)) == [("a", "aa"), ("b", "bb")]
     assert Pool.made == []

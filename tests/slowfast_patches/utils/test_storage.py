@@ -1,5 +1,6 @@
 """Paths and files, local and on a remote file system, which here is memory."""
 
+import errno
 import io
 import os
 from collections.abc import Iterator
@@ -332,3 +333,23 @@ def test_the_checksums_of_an_archive(tmp_path):
         check_archive(path)
     path.write_bytes(b"no archive")
     assert check_archive(path) is False
+
+
+def test_a_disk_that_fails_is_no_damaged_archive(tmp_path, monkeypatch):
+    """zipfile also raises an OSError for an invalid file, if it seeks before its beginning."""
+    path = tmp_path / "a.zip"
+    path.write_bytes(b"PK\x03\x04")
+
+    def fail(number):
+        def open_archive(file):
+            raise OSError(number, "no")
+
+        monkeypatch.setattr("zipfile.ZipFile", open_archive)
+
+    fail(errno.EIO)
+    with pytest.raises(OSError, match="no") as caught:
+        check_archive(path)
+    assert caught.value.errno == errno.EIO
+    fail(errno.EINVAL)
+    with pytest.raises(ValueError, match=r"a\.zip is damaged"):
+        check_archive(path)

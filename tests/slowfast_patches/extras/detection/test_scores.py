@@ -14,6 +14,7 @@ from slowfast_patches.extras.detection.key_frame_clips import Targets, classes_o
 from slowfast_patches.extras.detection.predict_boxes import predict_boxes
 from slowfast_patches.tasks import task_of
 from slowfast_patches.tasks.scores import Evaluation
+from slowfast_patches.utils.errors import UserError
 from tests.slowfast_patches.datasets.made_videos import write_jpeg
 from tests.slowfast_patches.extras.detection.ava_lists import BOXES, recipe_of, write_lists
 
@@ -194,6 +195,14 @@ def test_a_box_that_is_seen_in_part_is_predicted_and_unlisted_videos_are_refused
     assert "no label" not in caplog.text
     with pytest.raises(UnreadableVideoError, match=r"has no box in .*part\.csv"):
         predict_boxes(model, str(tmp_path / "b"), file)
+
+
+def test_too_many_boxes_to_predict_are_refused(folder, tmp_path):
+    file = tmp_path / "many.csv"
+    lines = (f"a,0902,0.1,0.1,0.9,{0.2 + n / 2000:.4f},\n" for n in range(1001))
+    file.write_text("".join(lines))
+    with pytest.raises(UserError, match="key frame of a, second 902 has more than 1000 boxes"):
+        predict_boxes(MadeUp(folder), "a.mp4", file)
 
 
 def test_annotations_that_cannot_be_read_are_named(folder):

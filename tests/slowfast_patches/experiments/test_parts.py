@@ -90,60 +90,60 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def slurm_commands(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(monkeypatch)
 
 
 SLURM = Slurm("gpu")
 
 
-def test_a_job_is_submitted_once_as_long_as_it_is_queued(cluster, two, tmp_path):
+def test_a_job_is_submitted_once_as_long_as_it_is_queued(slurm_commands, two, tmp_path):
     jobs = {name: (two[0].recipe, ["train", name]) for name in ("a", "b c")}
     assert submit(jobs, tmp_path, SLURM) == {"a": "101", "b c": "102"}
-    assert "train 'b c'" in cluster.submitted[1]
+    assert "train 'b c'" in slurm_commands.submitted[1]
     stored = json.loads((tmp_path / "slurm" / "jobs.json").read_text())
     assert stored == {"a": ["101", "train a"], "b c": ["102", "train 'b c'"]}
-    cluster.queue = ["102", "999"]
+    slurm_commands.queue = ["102", "999"]
     assert submit(jobs, tmp_path, SLURM) == {"a": "103"}
-    cluster.queue = ["102", "103"]
+    slurm_commands.queue = ["102", "103"]
     assert submit(jobs, tmp_path, SLURM) == {}
-    assert len(cluster.submitted) == 3
+    assert len(slurm_commands.submitted) == 3
 
 
 def test_a_queued_job_with_another_command_is_refused_before_any_is_submitted(
-    cluster, two, tmp_path
+    slurm_commands, two, tmp_path
 ):
     jobs = {"a": (two[0].recipe, ["train", "a"])}
     submit(jobs, tmp_path, SLURM)
     changed = {"b": (two[0].recipe, ["train", "b"]), "a": (two[0].recipe, ["train", "a", "LR"])}
-    cluster.queue = ["101"]
+    slurm_commands.queue = ["101"]
     with pytest.raises(UserError, match=r"Job 101 of a is queued .*: train a\. Cancel it .scancel"):
         submit(changed, tmp_path, SLURM)
-    assert len(cluster.submitted) == 1
-    cluster.queue = []
+    assert len(slurm_commands.submitted) == 1
+    slurm_commands.queue = []
     assert submit(changed, tmp_path, SLURM) == {"b": "102", "a": "103"}
 
 
 def test_variables_of_the_job_that_submits_are_not_those_of_the_new_job(
-    cluster, two, tmp_path, monkeypatch
+    slurm_commands, two, tmp_path, monkeypatch
 ):
     for name in ("SLURM_JOB_ID", "SLURM_CONF", "OTHER_SLURM_X"):
         monkeypatch.setenv(name, "here")
     submit({"a": (two[0].recipe, ["train"])}, tmp_path, SLURM)
-    (environment,) = cluster.environments
+    (environment,) = slurm_commands.environments
     assert {"SLURM_CONF", "OTHER_SLURM_X", "PATH"} <= environment.keys()
     assert "SLURM_JOB_ID" not in environment
 
 
 def test_folders_without_a_job_are_removed_and_jobs_before_a_failure_are_kept(
-    cluster, two, tmp_path
+    slurm_commands, two, tmp_path
 ):
     jobs = {name: (two[0].recipe, ["train", name]) for name in ("a", "b")}
-    cluster.limit = 0
+    slurm_commands.limit = 0
     with pytest.raises(UserError, match="the queue is full"):
         submit(jobs, tmp_path / "deep" / "out", SLURM)
     assert list(tmp_path.iterdir()) == []
-    cluster.limit = 1
+    slurm_commands.limit = 1
     with pytest.raises(UserError, match="the queue is full"):
         submit(jobs, tmp_path / "out", SLURM)
     stored = json.loads((tmp_path / "out" / "slurm" / "jobs.json").read_text())
@@ -151,26 +151,26 @@ def test_folders_without_a_job_are_removed_and_jobs_before_a_failure_are_kept(
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": 101}', '{"a": ["1", "2", "3"]}'])
-def test_a_damaged_file_of_jobs_is_named(cluster, two, tmp_path, content):
+def test_a_damaged_file_of_jobs_is_named(slurm_commands, two, tmp_path, content):
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "jobs.json").write_text(content)
     with pytest.raises(UserError, match=r"jobs\.json is damaged\. Delete it"):
         submit({"a": (two[0].recipe, ["train"])}, tmp_path, SLURM)
-    assert cluster.submitted == []
+    assert slurm_commands.submitted == []
 
 
 def test_the_missing_runs_of_an_experiment_are_submitted(
-    cluster, experiment, write_run, tmp_path, capsys, monkeypatch
+    slurm_commands, experiment, write_run, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     experiment = replace(experiment, output=Path("out"))
     write_run(experiment, experiment.variants[0], 4, 10, top1=50.0)
     queued = submit_experiment(experiment, Path("tools/run_net.py"), SLURM)
     assert queued == {"multigrid/seed4": "101", "baseline/seed7": "102", "multigrid/seed7": "103"}
-    assert f"{tmp_path}/tools/run_net.py --cfg" in cluster.submitted[0]
-    assert f"RNG_SEED 4 OUTPUT_DIR {tmp_path}/out/multigrid/seed4" in cluster.submitted[0]
+    assert f"{tmp_path}/tools/run_net.py --cfg" in slurm_commands.submitted[0]
+    assert f"RNG_SEED 4 OUTPUT_DIR {tmp_path}/out/multigrid/seed4" in slurm_commands.submitted[0]
     assert capsys.readouterr().err == "3 jobs submitted: 101, 102, 103\n"
-    cluster.queue = ["101", "102", "103"]
+    slurm_commands.queue = ["101", "102", "103"]
     assert submit_experiment(experiment, Path("tools/run_net.py"), SLURM) == {}
     assert capsys.readouterr().err == (
         "0 jobs submitted: all runs are finished or already queued\n"

@@ -64,6 +64,14 @@ def test_a_single_process_checks_and_runs_at_once():
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 
 
+def test_a_single_process_has_the_first_device(monkeypatch):
+    asked, worlds = [], []
+    monkeypatch.setattr(module, "process_device", lambda *given: asked.append(given) or "device")
+    launch(recipe(), None, lambda recipe, world: worlds.append(world))
+    assert [local_rank for _, local_rank in asked] == [0]
+    assert worlds == [World(0, 1, "device")]
+
+
 def test_what_the_check_refuses_is_not_run():
     def refuse(*_):
         raise UserError("No.")
@@ -168,6 +176,8 @@ def test_ranks_of_one_machine_meet_in_a_store_of_the_process_that_starts_them(st
     assert int(of_ranks[0]["MASTER_PORT"]) > 0
     assert len(ranks.grace) == 3, "it waits until all have ended"
     assert module.finished.is_set()
+    level = logging.getLogger("torch.multiprocessing.spawn").level
+    assert level == logging.ERROR, "torch does not warn of ranks that this process ends"
 
 
 def test_ranks_of_several_machines_meet_where_they_are_told(started):
@@ -254,6 +264,16 @@ def test_a_rank_joins_works_waits_for_the_others_and_leaves(work):
     assert steps == ["join", timedelta(seconds=60), "leave"]
     assert os.environ["MASTER_ADDR"] == "first"
     assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+
+
+def test_a_rank_hears_the_signals_that_it_could_not_handle_when_it_was_started(work):
+    blocked = []
+    signal.pthread_sigmask(signal.SIG_BLOCK, module.STOP_SIGNALS)
+    try:
+        work(lambda *_: blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, module.STOP_SIGNALS)
+    assert not blocked[0] & set(module.STOP_SIGNALS)
 
 
 def test_an_interrupted_rank_waits_and_a_rank_that_fails_ends_at_once(work):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
 
 import torch
 
-_INNER = tuple(f"{Path(file).parent}/" for file in (__file__, torch.__file__))
+_INNER = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
 """Folders of code that no warning names, because the user cannot change it."""
 
 

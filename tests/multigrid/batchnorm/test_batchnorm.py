@@ -91,6 +91,18 @@ def test_groups_and_running_statistics_by_hand(layout):
     assert average.running_mean.tolist() == pytest.approx([(11 + 17) / 2, (-11 - 5) / 2])
 
 
+@pytest.mark.parametrize(("places", "is_transposed"), [(1, True), (7, True), (8, False)])
+def test_clips_with_few_places_are_transposed_for_the_kernel_of_the_cpu(places, is_transposed):
+    """The kernel processes 8 values at once. With fewer places, it is slow along the places."""
+    names = set[str]()
+    nodes = [_norm(3, 2)(_clips(4, 3, 1, 1, places).requires_grad_()).grad_fn]
+    while nodes:
+        node = nodes.pop()
+        names.add(node.name())
+        nodes += [following for following, _ in node.next_functions if following is not None]
+    assert ("TransposeBackward0" in names) is is_transposed, names
+
+
 def test_an_output_has_the_memory_format_of_its_input():
     """An input that is contiguous in no format has a contiguous output."""
     norm = _norm(3, 2)

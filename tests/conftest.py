@@ -73,7 +73,9 @@ SLOW_FIXTURES = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         reasons = [SLOW_FOLDERS.get(item.path.parent.name)]
-        reasons += map(SLOW_FIXTURES.get, getattr(item, "fixturenames", ()))
+        values = getattr(getattr(item, "callspec", None), "params", {})  # these are no fixtures
+        names = (name for name in getattr(item, "fixturenames", ()) if name not in values)
+        reasons += map(SLOW_FIXTURES.get, names)
         for reason in filter(None, reasons):
             item.add_marker(pytest.mark.slow(reason))
         if any(not mark.args for mark in item.iter_markers("slow")):

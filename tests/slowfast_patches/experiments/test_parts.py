@@ -1,6 +1,5 @@
 """Parts of experiments by hand: jobs, runs beside each other, step times, checks and tables."""
 
-import argparse
 import json
 import math
 import os
@@ -40,7 +39,7 @@ from slowfast_patches.experiments.runs import Experiment
 from slowfast_patches.experiments.slurm_jobs import check_resumable, submit_experiment
 from slowfast_patches.experiments.variants import Variant, hidden_files, step_seconds_of
 from slowfast_patches.launch import slurm
-from slowfast_patches.launch.slurm import Slurm, slurm_of, submit
+from slowfast_patches.launch.slurm import Slurm, submit
 from slowfast_patches.plan.run_identity import Identity, run_identity
 from slowfast_patches.plan.step_times import MisfitError
 from slowfast_patches.train import checkpoint as checkpoints
@@ -72,7 +71,7 @@ class Cluster:
     """Stands in for SLURM's commands: notes what is submitted, and has the queued jobs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.queue, self.submitted, self.environments = list[str](), list[str](), list[Any]()
+        self.queue, self.submitted = list[str](), list[str]()
         self.limit = 9
         monkeypatch.setattr(slurm.shutil, "which", lambda name: f"/bin/{name}")
         monkeypatch.setattr(slurm, "_run", self.run)
@@ -85,7 +84,6 @@ class Cluster:
         if len(self.submitted) == self.limit:
             raise UserError("the queue is full")
         self.submitted.append(options["input"])
-        self.environments.append(options["env"])
         return f"a line of the site\n{100 + len(self.submitted)};cluster\n"
 
 
@@ -95,19 +93,6 @@ def slurm_commands(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 SLURM = Slurm("gpu")
-
-
-def test_a_job_is_submitted_once_as_long_as_it_is_queued(slurm_commands, two, tmp_path):
-    jobs = {name: (two[0].recipe, ["train", name]) for name in ("a", "b c")}
-    assert submit(jobs, tmp_path, SLURM) == {"a": "101", "b c": "102"}
-    assert "train 'b c'" in slurm_commands.submitted[1]
-    stored = json.loads((tmp_path / "slurm" / "jobs.json").read_text())
-    assert stored == {"a": ["101", "train a"], "b c": ["102", "train 'b c'"]}
-    slurm_commands.queue = ["102", "999"]
-    assert submit(jobs, tmp_path, SLURM) == {"a": "103"}
-    slurm_commands.queue = ["102", "103"]
-    assert submit(jobs, tmp_path, SLURM) == {}
-    assert len(slurm_commands.submitted) == 3
 
 
 def test_a_queued_job_with_another_command_is_refused_before_any_is_submitted(
@@ -124,17 +109,6 @@ def test_a_queued_job_with_another_command_is_refused_before_any_is_submitted(
     assert submit(changed, tmp_path, SLURM) == {"b": "102", "a": "103"}
 
 
-def test_variables_of_the_job_that_submits_are_not_those_of_the_new_job(
-    slurm_commands, two, tmp_path, monkeypatch
-):
-    for name in ("SLURM_JOB_ID", "SLURM_CONF", "OTHER_SLURM_X"):
-        monkeypatch.setenv(name, "here")
-    submit({"a": (two[0].recipe, ["train"])}, tmp_path, SLURM)
-    (environment,) = slurm_commands.environments
-    assert {"SLURM_CONF", "OTHER_SLURM_X", "PATH"} <= environment.keys()
-    assert "SLURM_JOB_ID" not in environment
-
-
 def test_folders_without_a_job_are_removed_and_jobs_before_a_failure_are_kept(
     slurm_commands, two, tmp_path
 ):
@@ -148,15 +122,6 @@ def test_folders_without_a_job_are_removed_and_jobs_before_a_failure_are_kept(
         submit(jobs, tmp_path / "out", SLURM)
     stored = json.loads((tmp_path / "out" / "slurm" / "jobs.json").read_text())
     assert stored == {"a": ["101", "train a"]}
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"a": 101}', '{"a": ["1", "2", "3"]}'])
-def test_a_damaged_file_of_jobs_is_named(slurm_commands, two, tmp_path, content):
-    (tmp_path / "slurm").mkdir()
-    (tmp_path / "slurm" / "jobs.json").write_text(content)
-    with pytest.raises(UserError, match=r"jobs\.json is damaged\. Delete it"):
-        submit({"a": (two[0].recipe, ["train"])}, tmp_path, SLURM)
-    assert slurm_commands.submitted == []
 
 
 def test_the_missing_runs_of_an_experiment_are_submitted(
@@ -184,26 +149,6 @@ def test_a_command_of_slurm_has_its_output_returned_and_its_failure_told():
         slurm._run("ls", "/no such file", env={"LC_ALL": "C", "PATH": os.environ["PATH"]})
     with pytest.raises(UserError, match="SLURM's no-such-command cannot be started"):
         slurm._run("no-such-command")
-
-
-def options(**values: object) -> argparse.Namespace:
-    names = ("partition", "hours", "cpus", "requeues", "warning_seconds", "options")
-    return argparse.Namespace(**{**dict.fromkeys(names), **values})
-
-
-def test_options_of_a_job_need_a_partition(capsys):
-    parser = argparse.ArgumentParser()
-    assert slurm_of(parser, options()) is None
-    found = slurm_of(parser, options(partition="gpu", hours=2.0, options=[("account", "vision")]))
-    assert found == Slurm("gpu", hours=2.0, options={"account": "vision"})
-    assert slurm_of(parser, options(partition="gpu")) == Slurm("gpu")
-    for given, said in (
-        ({"warning_seconds": 300}, "--warning-seconds has no effect without --slurm"),
-        ({"partition": " "}, "the name of the partition is empty"),
-    ):
-        with pytest.raises(SystemExit):
-            slurm_of(parser, options(**given))
-        assert said in capsys.readouterr().err
 
 
 def test_a_job_that_would_not_resume_is_refused_before_it_is_queued(two, tmp_path):

@@ -211,6 +211,15 @@ def test_frames_are_decoded_once_for_all_clips_and_the_last_stands_for_later_one
     assert [clip[:, 0, 0, 0].tolist() for clip in clips] == [[2, 2, 5, 5], [0, 5]]
 
 
+def test_each_clip_needs_an_array(decoded):
+    record, wanted = decoded(0, 1)
+    clip = np.zeros((1, 8, 8, 3), np.uint8)
+    for plans, outs in (([small(0)], []), ([small(0)], [clip, clip])):
+        with pytest.raises(ValueError, match="argument"):
+            read_clips("a", record, plans, outs)
+    assert wanted == []
+
+
 def test_the_first_frame_that_did_not_come_is_named(decoded):
     record, _ = decoded(0, 5)
     with pytest.raises(UnreadableVideoError, match="did not return frame 2"):

@@ -210,6 +210,7 @@ def test_where_the_folder_is_not_writable_the_index_lies_in_the_cache(
         assert_right(opened(data), videos(data))
     assert list(cache.iterdir()) == [index_files(data / "train.csv")[1]]
     assert len(scanned) == len(videos(data))
+    assert "cannot be saved" not in caplog.text
     shutil.rmtree(cache)
     cache.write_text("a file where a folder should be")
     assert_right(opened(data), videos(data))

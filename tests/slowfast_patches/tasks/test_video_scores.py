@@ -185,6 +185,8 @@ def test_precisions_of_classes_without_videos_and_of_no_labels():
     assert average_precisions(torch.tensor([[0.9, 0.5], [0.1, 0.5]]), labels) == [100, None]
     with pytest.raises(UserError, match="none of the 2 videos has a label"):
         average_precisions(torch.rand(2, 2), 0 * labels)
+    with pytest.raises(ValueError, match="longer"):
+        average_precisions(torch.rand(2, 3), labels)
 
 
 # Tasks.

@@ -143,6 +143,19 @@ def test_old_times_are_kept_as_long_as_there_are_runs(whole_variants, tmp_path, 
     assert not pilots._is_usable(stored, baseline, tmp_path)
 
 
+def test_times_of_another_machine_are_measured_again_unless_there_are_runs(
+    whole_variants, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pilots, "time_steps", lambda _, kinds: dict.fromkeys(kinds, 0.5))
+    measured_seconds(whole_variants[:2], [], tmp_path)
+    stored, baseline = tmp_path / "step_times.json", whole_variants[0]
+    monkeypatch.setattr(pilots, "clock_here", lambda device: "a slide rule")
+    assert not pilots._is_usable(stored, baseline, tmp_path)
+    (tmp_path / "baseline_x0.1" / "seed0" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"but this is a slide rule\. .*Choose another --output"):
+        pilots._is_usable(stored, baseline, tmp_path)
+
+
 # Lengths. A step of the baseline takes a second: 2,400 s in all.
 
 

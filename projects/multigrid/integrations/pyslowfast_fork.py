@@ -222,7 +222,6 @@ class _Run:
 
     def init_multigrid(self, cfg: Any) -> Any:
         """Build the schedule and the training loader for a config, and return the config."""
-        use_plain_batchnorm(cfg)
         self._fork.run = None
         loader = self._fork.construct_loader(cfg, "train")
         self.multigrid = PySlowFastMultigrid(cfg, len(loader.dataset))

@@ -504,3 +504,21 @@ def test_a_loop_that_has_stepped_once_trains_its_optimizer():
     assert training.state_dict()["iteration"] == 1
     for iteration in range(1, 7):
         training.begin(iteration)
+
+
+class Wrapper(SGD):
+    """Optimizer of a framework, which has the optimizer of the user."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([nn.Parameter(torch.zeros(1))], lr=0.0)
+        self.optimizer = inner
+
+
+def test_the_optimizer_in_any_number_of_wrappers_is_watched():
+    training = new_training()
+    inner = training.optimizer
+    assert training.optimizers == (inner,)
+    training.optimizer = [Wrapper(Wrapper(inner)), Wrapper(inner)]
+    assert training.optimizers == (inner, inner)
+    inner.optimizer = "a name of its own"
+    assert training.optimizers == (inner, inner)

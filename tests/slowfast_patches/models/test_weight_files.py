@@ -8,10 +8,11 @@ from urllib.error import URLError
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from slowfast_patches.models.weights import check_file, load_weights, local_file, weight_files
-from slowfast_patches.models.weights.weight_files import check_no_program, digest_of
+from slowfast_patches.models.weights.weight_files import check_no_program, digest_of, read_weights
 from slowfast_patches.utils.errors import UserError
 
 
@@ -144,6 +145,30 @@ def test_the_digest_depends_on_names_shapes_types_and_values_but_not_on_the_orde
     transposed = torch.ones(3, 2).t()
     assert digest_of({"b": torch.zeros(2), "a": transposed}) == digest
     assert len({digest, *map(digest_of, others)}) == 6
+
+
+@pytest.mark.parametrize(
+    ("config", "is_read"),
+    [
+        ('{{"recipe": {{}}, "weights": "{digest}"}}', True),
+        ('{{"recipe": {{}}, "weights": "another"}}', False),
+        ('{{"weights": "another"}}', True),  # of another program
+        ('{{"recipe": {{}}}}', True),  # the user has deleted the entry
+        ("[]", True),
+        ("no JSON", True),
+        ("", True),
+    ],
+)
+def test_weights_of_a_folder_must_be_those_of_its_config(tmp_path, config, is_read):
+    tensors = {"weight": torch.ones(3, 2), "bias": torch.zeros(3)}
+    path = tmp_path / weight_files.WEIGHTS_FILE
+    save_file(tensors, path)
+    (tmp_path / "config.json").write_text(config.format(digest=digest_of(tensors)))
+    if is_read:
+        assert read_weights(path).keys() == tensors.keys()
+        return
+    with pytest.raises(UserError, match=r"other weights than config\.json .* Copy it again"):
+        read_weights(path)
 
 
 def test_an_address_is_fetched_once_and_stays_within_the_cache(tmp_path, monkeypatch):

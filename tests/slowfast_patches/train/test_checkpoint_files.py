@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,6 +150,25 @@ def test_the_head_of_a_checkpoint_has_no_values_of_tensors(tmp_path):
     assert head.model_state["weight"].shape == (3, 5)
     torch.save(vars(made(version=checkpoints.VERSION - 1)), path)
     assert checkpoints.head_of(path) is None
+
+
+class Code:
+    """Makes a folder where its pickle is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_code_in_a_file_is_not_run(tmp_path):
+    path, made_by_code = tmp_path / "a.pyth", tmp_path / "made"
+    torch.save({"version": checkpoints.VERSION, "code": Code(made_by_code)}, path)
+    assert checkpoints.head_of(path) is None
+    with pytest.raises(DamagedError, match="objects that are not safe to load"):
+        checkpoints.load(path)
+    assert not made_by_code.exists()
 
 
 def test_tensors_are_detached_wherever_they_are():

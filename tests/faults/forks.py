@@ -33,17 +33,21 @@ class Trace:
         lines: Tests by the lines that they execute, by file.
         packages: Modules of other projects that the tests import.
         failed: The first test that failed, or an empty text.
+        judges: Test files that may judge a file, by the file. If it is missing, all may.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     lines: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     packages: list[str] = field(default_factory=list)
     failed: str = ""
+    judges: dict[str, list[str]] = field(default_factory=dict)
 
     def tests_of(self, change: Change) -> list[str]:
         """Return the tests that execute the place of a change, the quickest first."""
         of_file = self.lines.get(str(change.path), {})
         found = {test for line in change.lines for test in of_file.get(str(line), [])}
+        if (judges := self.judges.get(str(change.path))) is not None:
+            found = {test for test in found if test.partition("::")[0] in judges}
         return sorted(found & self.seconds.keys(), key=lambda test: (self.seconds[test], test))
 
 

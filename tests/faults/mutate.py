@@ -189,6 +189,9 @@ def main() -> int:
         paths = {change.path for change in possible}
         files = args.tests or sorted({t for path in paths for t in tests_of(copies[0], path)})
         trace = traced(copies[0], files, marker)
+        if not args.tests:
+            # A test of another package that happens to execute the line does not count.
+            trace.judges = {str(path): tests_of(copies[0], path) for path in paths}
         for name in trace.packages:
             with suppress(Exception):
                 importlib.import_module(name)

@@ -18,7 +18,7 @@ import torch
 from slowfast_patches.train.checkpoint import last_checkpoint
 from tests.conftest import Folder, assert_same_run
 from tests.faults import kills
-from tests.faults.changes import changes
+from tests.faults.changes import Change, changes
 from tests.faults.forks import Trace
 from tests.faults.mutate import judge
 
@@ -178,6 +178,15 @@ def judged(tmp_path):
         return {c.new: test.rpartition("::")[2] for c, test in zip(made, noticed, strict=True)}
 
     return judge_all
+
+
+def test_a_change_is_judged_by_the_tests_of_its_module_the_quickest_first():
+    change = Change(Path("a.py"), range(2, 3), "x", "y", "")
+    one, two, other = "test_a.py::test_one", "test_a.py::test_two", "test_b.py::test_other"
+    seconds = {one: 2.0, two: 1.0, other: 0.1}
+    lines = {"a.py": {"1": [], "2": [one, other, two]}}
+    assert Trace(seconds, lines).tests_of(change) == [other, two, one]
+    assert Trace(seconds, lines, judges={"a.py": ["test_a.py"]}).tests_of(change) == [two, one]
 
 
 def test_the_quickest_test_that_fails_with_a_change_notices_it(judged):

@@ -276,6 +276,13 @@ def test_a_rank_hears_the_signals_that_it_could_not_handle_when_it_was_started(w
     assert not blocked[0] & set(module.STOP_SIGNALS)
 
 
+def test_programs_of_a_rank_import_files_of_their_folder_as_usual(work):
+    found = []
+    os.environ["PYTHONSAFEPATH"] = "1"  # as the process that starts the ranks sets it
+    work(lambda *_: found.append(os.environ.get("PYTHONSAFEPATH")))
+    assert found == [None]
+
+
 def test_an_interrupted_rank_waits_and_a_rank_that_fails_ends_at_once(work):
     error = TrainingInterruptedError("stopped")
 

@@ -163,6 +163,15 @@ def test_a_request_of_another_process_is_known_after_the_next_ask(others):
         assert others.operations == [(dist.ReduceOp.MAX, True)] * 2
 
 
+def test_a_request_is_known_although_nobody_looked_before_the_next_ask(others):
+    with StopRequest(World(1, 2, torch.device("cpu"))) as stop:
+        others.flags = [signal.SIGTERM]
+        stop.ask()
+        others.flags = [0]
+        stop.ask()
+        assert stop.agreed()
+
+
 def test_flags_are_true_if_they_are_in_any_process(others):
     others.flags = [0, 1, 1]
     with StopRequest(World(0, 2, torch.device("cpu"))) as stop:

@@ -217,7 +217,8 @@ def test_strides_and_short_sides_that_no_crop_fits_are_refused(stride, short_sid
 
 
 def test_the_least_stride_and_short_side_are_accepted_and_the_default_is_the_paper_s():
-    """Short sides of 256 to 320 pixels for crops of 224 are 128 to 160 for crops of 112."""
+    """Short sides of 256 to 320 pixels for crops of 224 are 18 to 23 for crops of 16."""
     assert FrameClips(Frames("array"), BASE, stride=1, short_sides=(16, 16)).short_sides == (16, 16)
-    assert FrameClips(Frames("array"), Shape(4, 4, 112)).short_sides == (128, 160)
+    assert FrameClips(Frames("array"), BASE).short_sides == (18, 23)
+    assert FrameClips(Frames("array"), Shape(4, 4, 224)).short_sides == (256, 320)
     assert len(FrameClips(Frames("array", 7), BASE)) == 7

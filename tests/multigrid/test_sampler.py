@@ -95,7 +95,9 @@ def test_the_clips_of_a_worker_are_in_shared_memory(in_worker, monkeypatch):
     monkeypatch.setattr(
         "multigrid.sampler.get_worker_info", lambda: object() if in_worker else None
     )
-    assert empty_clips(2, 1, 4).is_shared() is in_worker
+    clips = empty_clips(2, 1, 4)
+    assert (clips.shape, clips.dtype) == ((2, 1, 4, 4, 3), torch.uint8)
+    assert clips.is_shared() is in_worker
     clip = np.full((1, 2, 2, 3), 7, np.uint8)
     batch = collate([{"clip": clip, "label": 0, "flip": False, "iteration": 3}])
     assert batch["clips"].is_shared() is in_worker

@@ -337,9 +337,9 @@ class Whole(nn.Module):
         return self.head(self.backbone(x))
 
 
-@pytest.mark.parametrize("model", [new_model().eval(), Whole()])
-def test_trained_modules_in_evaluation_mode_are_warned_of(model):
-    with pytest.warns(UserWarning, match=r"2 trained modules .* Call model.train\(\)"):
+@pytest.mark.parametrize(("model", "name"), [(new_model().eval(), "0"), (Whole(), r"backbone\.0")])
+def test_trained_modules_in_evaluation_mode_are_warned_of(model, name):
+    with pytest.warns(UserWarning, match=rf"2 trained modules .* as {name}\. .* model.train\(\)"):
         train(new_training(model), stop=1)
 
 
@@ -390,6 +390,16 @@ def test_a_scheduler_beside_begin_is_warned_of(moment):
         training.model[1].register_full_backward_hook(lambda *_: scheduler.step())
     with pytest.warns(UserWarning, match="remove the scheduler"):
         train(training, after=lambda _: moment == "after the step" and scheduler.step())
+
+
+def test_the_same_warning_is_given_once():
+    training = new_training()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for iteration in range(3):
+            training.begin(iteration)
+            training.optimizer.param_groups[0]["lr"] = 7.0
+    assert len([one for one in told if "remove the scheduler" in str(one.message)]) == 1
 
 
 def test_a_rate_that_only_the_step_has_is_warned_of():

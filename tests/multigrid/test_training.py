@@ -279,6 +279,23 @@ def test_a_parameter_group_that_is_added_keeps_its_ratio_to_the_others():
         assert rates == pytest.approx([step.lr, step.lr / 2, step.lr / 10, step.lr])
 
 
+def test_the_loader_reads_the_clips_of_the_stream():
+    batch = next(iter(new_training().loader(Clips(VIDEOS))))
+    expected = [stream(SEED, VIDEOS, n, n + 1)[0][0] for n in clip_numbers(SCHEDULE.at(0), 0, 1)]
+    assert batch["clips"][:, 0, 0, 0, 0].tolist() == expected
+    assert batch["iteration"] == 0
+
+
+def test_another_model_is_prepared_as_well():
+    """A framework may create its model when the training begins."""
+    training, other = new_training(), new_training()
+    training.begin(0)
+    training.model, training.optimizer = other.model, other.optimizer
+    step = training.begin(1)
+    assert other.model[1].group_size == step.bn_group_size
+    assert other.optimizer.param_groups[0]["lr"] == step.lr
+
+
 def test_an_index_may_be_any_integer():
     training = new_training()
     stacked = [{"iteration": torch.tensor(numbers)} for numbers in ([2, 2], [3])]

@@ -165,6 +165,13 @@ def test_a_tool_whose_output_is_cut_off_ends_without_a_message(monkeypatch, caps
     assert moved == [(os.devnull, 1)]
     assert capsys.readouterr() == ("", "")
 
+    class Closed(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert tool(lambda: 0)() == 1, "what is printed last is written before the program ends"
+
 
 SIGNALLED = """
 import os, signal, sys

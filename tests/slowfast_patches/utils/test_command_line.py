@@ -16,6 +16,7 @@ from slowfast_patches.seams import Lazy
 from slowfast_patches.utils import command_line as command_line_module
 from slowfast_patches.utils.command_line import (
     above_zero,
+    add_accepted,
     add_cfg,
     add_json,
     add_output,
@@ -169,8 +170,10 @@ def test_a_tool_whose_output_is_cut_off_ends_without_a_message(monkeypatch, caps
         def flush(self):
             raise BrokenPipeError
 
-    monkeypatch.setattr(sys, "stdout", Closed())
-    assert tool(lambda: 0)() == 1, "what is printed last is written before the program ends"
+    with monkeypatch.context() as closed:
+        closed.setattr(sys, "stdout", Closed())
+        status = tool(lambda: 0)()
+    assert status == 1, "what is printed last is written before the program ends"
 
 
 SIGNALLED = """
@@ -278,6 +281,14 @@ def test_shared_options_are_read_as_they_are_described():
         with pytest.raises(SystemExit) as ended:
             parser.parse_args(wrong)
         assert ended.value.code == 2
+
+
+def test_differences_are_accepted_one_at_a_time():
+    parser = command_parser("x")
+    add_accepted(parser)
+    assert parser.parse_args([]).accept_change == []
+    words = ["--accept-change", "val_list", "--accept-change", "SOLVER.BASE_LR"]
+    assert parser.parse_args(words).accept_change == ["val_list", "SOLVER.BASE_LR"]
 
 
 def test_version_prints_packages_and_the_machine(capsys):

@@ -354,13 +354,14 @@ def start(*, iteration, trained, batches=LENGTH, fast_dev_run=False):
         num_training_batches=batches,
         fast_dev_run=fast_dev_run,
         fit_loop=SimpleNamespace(
-            epoch_loop=SimpleNamespace(batch_progress=progress), max_batches=LENGTH
+            epoch_loop=SimpleNamespace(batch_progress=progress), max_batches=batches
         ),
         optimizers=[],
         strategy=SimpleNamespace(model=nn.Linear(1, 1)),
         current_epoch=0,
     )
     multigrid.on_train_start(trainer, None)
+    return trainer
 
 
 @pytest.mark.parametrize("iteration", [1, WHOLE])
@@ -376,6 +377,8 @@ def test_a_limit_of_the_batches_is_refused_unless_lightning_only_tries_the_code(
         with pytest.raises(ValueError, match="limit_train_batches and overfit_batches"):
             start(iteration=0, trained=0, batches=batches)
     start(iteration=0, trained=0, batches=1, fast_dev_run=True)
+    trainer = start(iteration=0, trained=0, batches=100, fast_dev_run=True)
+    assert trainer.fit_loop.max_batches == WHOLE
 
 
 def test_a_checkpoint_of_weights_alone_has_no_loops_to_place():
@@ -485,8 +488,10 @@ def test_the_callback_fixes_the_layout_of_gradients_and_knows_its_epochs(tmp_pat
 @pytest.mark.parametrize(
     ("most", "steps", "stops"), [(-1, 7, False), (8, 7, False), (7, 7, True), (0, 0, True)]
 )
-def test_an_iteration_is_over_whether_the_module_stepped_or_not(most, steps, stops):
+def test_an_iteration_is_over_whether_the_module_stepped_or_not(most, steps, stops, monkeypatch):
     """The callback stops the training after max_steps, so that Lightning validates."""
+    averaged = []
+    monkeypatch.setattr("multigrid.integrations.lightning.average_running_stats", averaged.append)
     multigrid, model = MultigridCallback(SCHEDULE), nn.Linear(1, 1)
     training = multigrid.training
     training.model, training.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.0)
@@ -497,6 +502,7 @@ def test_an_iteration_is_over_whether_the_module_stepped_or_not(most, steps, sto
     multigrid.on_train_batch_end(trainer, model, None, None, 0)
     assert multigrid.state_dict()["iteration"] == 1
     assert trainer.should_stop is stops
+    assert averaged == [model]
 
 
 def test_the_loader_has_an_empty_state_so_that_lightning_resumes_within_an_epoch():

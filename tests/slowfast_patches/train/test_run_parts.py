@@ -306,8 +306,10 @@ def main(note, calls, monkeypatch) -> Any:
     return call
 
 
-def test_a_run_that_trains_and_tests_goes_through_all_parts(main):
-    calls, trainer = main(FIRST)
+def test_a_run_that_trains_and_tests_goes_through_all_parts(main, caplog):
+    caplog.set_level("INFO")
+    calls, trainer = main(FIRST, TRAIN__BATCH_SIZE=6, NUM_SHARDS=3, SOLVER__BASE_LR=0.25)
+    assert "World size 2, global batch size 18, SOLVER.BASE_LR 0.25, TRAIN.MIXED" in caplog.text
     assert names(calls) == [
         *("set_up_device", "locked", "setup_logging", "_check_lists", "listens", "build_dataset"),
         *("build_dataset", "run_identity", "_train", "testing", "multi_view_test", "after_test"),

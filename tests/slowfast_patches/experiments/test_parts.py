@@ -32,6 +32,7 @@ from slowfast_patches.experiments.report import (
     Table,
     count_cell,
     experiment_warnings,
+    variant_json,
     variants_table,
 )
 from slowfast_patches.experiments.reproduction import report_table
@@ -44,6 +45,7 @@ from slowfast_patches.plan.run_identity import Identity, run_identity
 from slowfast_patches.plan.step_times import MisfitError
 from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.utils.errors import UserError
+from slowfast_patches.utils.pictures import new_figure
 from slowfast_patches.utils.tables import Mean
 from tests.slowfast_patches.experiments.test_compare import BASE, DELTA
 from tests.slowfast_patches.train.made_checkpoint import made
@@ -350,6 +352,8 @@ def test_missing_runs_are_trained_in_turn_and_a_failure_before_is_forgotten(
     assert "exit status 3" in experiment.failed()["multigrid", 4]
     found = experiment.runs()
     assert count_cell(experiment, found, baseline) == "2 of 2"
+    stored = variant_json(baseline, found, ["top1"])["runs"]
+    assert [(run["seed"], "config" in run) for run in stored] == [(4, False), (7, False)]
     assert count_cell(experiment, found, multigrid) == "0 of 2, 2 failed"
 
 
@@ -443,6 +447,10 @@ def test_a_report_ends_with_its_result_on_a_terminal_and_begins_with_it_in_its_f
     assert (lines[:3], lines[-1]) == (["# Title", "result", "text"], "note\n")
     assert (tmp_path / "name.json").read_text() == '{\n  "é": 1\n}\n'
     assert not (tmp_path / "name.png").exists()
+    replace(report, figure=new_figure(1, 1, 1)[0]).write(tmp_path / "new" / "folder")
+    lines = (tmp_path / "new" / "folder" / "name.md").read_text().split("\n\n")
+    assert lines[:4] == ["# Title", "result", "![Title](name.png)", "text"]
+    assert (tmp_path / "new" / "folder" / "name.png").is_file()
 
 
 # Step times and files of variants.
@@ -590,6 +598,8 @@ def test_published_runs_are_counted(experiment, count, said):
     assert report.content["published_runs"] == count
     assert report.figure is None
     (cells,) = report.tables[0].rows
+    file = experiment.variants[0].cfg_file
+    assert cells[:2] == ["one", f"{file.parent.name}/baseline.yaml"]
     assert cells[2:5] == ["102", "6.0", "1 TFLOP"]
     assert cells[5:] == ["?", "70.0 ± 0.25", "missing", "–", "missing", "0 of 2"]
     assert math.isclose(report.content["rows"][0]["published"]["top1"]["mean"], 70)

@@ -467,3 +467,14 @@ def test_the_scheduler_is_saved_with_the_state_of_the_training(tmp_path):
     assert (second.training.iteration, second.last_epoch) == (3, 3)
     assert second.get_last_lr() == first.get_last_lr() == [SCHEDULE.at(3).lr]
     assert "training" in state, "the state of the caller stays"
+
+
+def test_a_model_that_is_not_of_transformers_is_loaded_by_the_trainer(tmp_path):
+    model = nn.Linear(2, 1)
+    before = model.weight.detach().clone()
+    trainer = trainer_of(tmp_path, model=model)
+    folder = str(tmp_path / "checkpoint-1")
+    trainer.save_model(folder)
+    nn.init.zeros_(model.weight)
+    trainer._load_from_checkpoint(folder)
+    assert torch.equal(model.weight, before)

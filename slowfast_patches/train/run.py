@@ -58,6 +58,7 @@ from slowfast_patches.utils.interruption import TrainingInterruptedError
 from slowfast_patches.utils.lock import locked
 from slowfast_patches.utils.signals import finished
 from slowfast_patches.utils.storage import as_path
+from slowfast_patches.utils.tables import format_flops
 
 logger = logging.getLogger(__name__)
 
@@ -282,9 +283,9 @@ def _write_plan(recipe: Recipe, trainer: Trainer, folder: Path) -> None:
     if recipe.log_model_info:
         base = schedule.base
         logger.info(
-            "%s has %d parameters and takes %.3g training FLOPs per clip of %d frames of %d².",
+            "%s has %d parameters. In training, a clip of %d frames of %d² takes %s.",
             *(recipe.model.arch, sum(p.numel() for p in trainer.stepper.model.parameters())),
-            *(flops(base.frames, base.crop), base.frames, base.crop),
+            *(base.frames, base.crop, format_flops(flops(base.frames, base.crop))),
         )
     logger.info("%s", plan_summary(plan))
     for text in plan_warnings(schedule):

@@ -437,8 +437,8 @@ def test_the_plan_is_written_and_summed_up_in_the_log(note, calls, tmp_path, cap
     (drawn,) = (call for call in calls if call[0] == "plot_plan")
     assert (drawn[1], drawn[3]) == (trainer.schedule, tmp_path / "plan.png")
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
-    model = "slowonly has 20 parameters and takes 4.02e+03 training FLOPs per clip of 4 frames"
-    assert (f"{model} of 16²." in caplog.text) == informed
+    model = "slowonly has 20 parameters. In training, a clip of 4 frames of 16² takes 4.02 kFLOP."
+    assert (model in caplog.text) == informed
     assert any("The training has 8 iterations" in text for _, text in said)
     assert ("WARNING", "a warning") in said
 

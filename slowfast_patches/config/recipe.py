@@ -10,6 +10,7 @@ Loading, warnings, docs/keys.md and the comparison with checkpoints then include
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -220,19 +221,21 @@ class Recipe:
         Args:
             values: Values by full key, such as "DATA.NUM_FRAMES".
         """
-        recipe = self
+        fields = dict[str, Any]()
+        sections = defaultdict[str, dict[str, Any]](dict)
         for name, value in values.items():
-            *section, field = _path(name)
-            change: dict[str, Any] = {field: _frozen(value)}
-            extra = SECTIONS.get(name.rpartition(".")[0])
-            if extra is not None:
-                keys = extra.keys.of(recipe)
-                new = dataclasses.replace(keys, **change)
-                change = {"extras": tuple(new if old is keys else old for old in recipe.extras)}
-            elif section:
-                change = {section[0]: dataclasses.replace(getattr(recipe, section[0]), **change)}
-            recipe = dataclasses.replace(recipe, **change)
-        return recipe
+            section = name.rpartition(".")[0]
+            changes = sections[section] if section else fields
+            changes[_path(name)[-1]] = _frozen(value)
+        extras = {type(keys): keys for keys in self.extras}
+        for section, changes in sections.items():
+            if section in SECTIONS:
+                kind = SECTIONS[section].keys
+                extras[kind] = dataclasses.replace(extras[kind], **changes)
+            else:
+                attribute = _path(f"{section}.")[0]
+                fields[attribute] = dataclasses.replace(getattr(self, attribute), **changes)
+        return dataclasses.replace(self, **fields, extras=tuple(extras.values()))
 
 
 def _path(name: str) -> list[str]:

@@ -72,7 +72,8 @@ while os.environ.get("OTHERS") and time.time() < deadline:  # wait for the run b
     time.sleep(0.05)
 else:
     assert not os.environ.get("OTHERS"), "no other run was started"
-shutil.copy(here / folder.parent.name / folder.name / "result.json", folder)
+new = shutil.copy(here / folder.parent.name / folder.name / "result.json", folder / "new")
+os.replace(new, folder / "result.json")  # at once, as the experiment may look at any time
 """
 
 

@@ -61,12 +61,13 @@ def known(folder: Path) -> dict[str, list[str]]:
 def test_each_run_is_a_job_whose_number_and_command_are_kept(queue, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SLURM_CONF", "/etc/conf")
+    monkeypatch.setenv("MY_SLURM_X", "mine")
     assert submit(runs("a", "b"), tmp_path, GPU) == {"a": "11", "b": "12"}
     assert known(tmp_path) == {"a": ["11", "train a 'x y'"], "b": ["12", "train b 'x y'"]}
     assert [sent["input"] for sent in queue.sent] == ["run train a x y", "run train b x y"]
     inherited = queue.sent[0]["env"]
     assert {name for name in inherited if name.startswith("SLURM_")} == {"SLURM_CONF"}
-    assert inherited["PATH"] == os.environ["PATH"]
+    assert (inherited["PATH"], inherited["MY_SLURM_X"]) == (os.environ["PATH"], "mine")
 
 
 def test_a_queued_run_is_not_submitted_again_and_one_that_ended_is(queue, tmp_path):
@@ -103,7 +104,7 @@ def test_jobs_before_a_rejected_one_are_known(queue, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"a": 3}', '{"a": ["1"]}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 3}', '{"a": ["1"]}', '{"a": ["1", "2", "3"]}'])
 def test_damaged_job_numbers_are_named(queue, tmp_path, text):
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "jobs.json").write_text(text)
